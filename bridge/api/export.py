@@ -1,8 +1,8 @@
-"""The export: all messages that fit, of one moment, as a stream in Arrow's IPC format.
+"""The export: all matching messages of one moment, as a stream in Arrow's IPC format.
 
-A batch is made when the one before has been sent, so a slow client slows down the reading, and nothing piles up. The
-last batch has no rows, and `rows` in its metadata, how many there were: a stream without it has broken off. In
-`incomplete` beside it are the instances that did not answer.
+The next batch is read after the previous one was sent: a slow client slows down the reading, and nothing piles up. The
+last batch has no rows; its metadata has the number of all rows as `rows`, and the instances without an answer as
+`incomplete`. A stream without this batch has broken off.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from timerstore.operations.export import EMPTY, SCHEMA
 
 PATH: Final = "/api/v1/export"
 EXPORTS_MAX: Final = 2
-"""At a time: each keeps files open, and rows that were in memory."""
+"""Exports at a time: each keeps files open and rows in memory."""
 STALL_S: Final = 30.0
-"""For which a client may take nothing."""
+"""The longest time without a read by the client."""
 EXPORT_S: Final = 3_600.0
-"""As long as it is under way, files that are removed take up space."""
+"""The longest duration: while an export is under way, removed files take up space."""
 
 log = structlog.get_logger("bridge.api.export")
 
 
 class ArrowStream(StreamingResponse):
-    """For the OpenAPI document."""
+    """The type of the response, for the OpenAPI document."""
 
     media_type = MEDIA_TYPE
 
@@ -54,8 +54,8 @@ class Exports:
         self.under_way = 0
 
     def answer(self, begin: Callable[[], Export] | None, others: Peers | None = None, target: str = "") -> ArrowStream:
-        """The answer with an export that is begun when it is sent, here unless that cannot be, and by the others, who
-        are asked for `target`."""
+        """The response with an export. It begins when the response is sent: here, if `begin` is given, and at the
+        `others`, with a request for `target`."""
         return _Answer(self, lambda: self._begun(begin, others, target))
 
     async def _begun(self, begin: Callable[[], Export] | None, others: Peers | None, target: str) -> _Stream:
@@ -63,10 +63,10 @@ class Exports:
             return None if begin is None else await self.workers.run(begin)
 
         export, replies = await asyncio.gather(here(), others.open(target) if others is not None else _nobody())
-        streams = [each for each in replies if each.stream is not None]
-        silent = [each.url for each in replies if each.stream is None] + ([THIS] if export is None else [])
+        streams = [reply for reply in replies if reply.stream is not None]
+        silent = [reply.url for reply in replies if reply.stream is None] + ([THIS] if export is None else [])
         if export is None and not streams:
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No instance can tell now what is pending. Ask again.")
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No instance knows its pending messages now. Try again.")
         return _Stream(Everywhere(export, streams), silent)
 
 
@@ -82,18 +82,18 @@ class _Answer(ArrowStream):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._exports.under_way >= EXPORTS_MAX:
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{EXPORTS_MAX} exports are under way. Ask again.")
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{EXPORTS_MAX} exports are under way. Try again.")
         self._exports.under_way += 1
         try:
             self._stream = await self._begin()
-            await super().__call__(scope, receive, send)  # it ends when the client goes
+            await super().__call__(scope, receive, send)  # it ends when the client leaves
         finally:
             self._exports.under_way -= 1
             if self._stream is not None:
                 self._stream.close()
 
     async def stream_response(self, send: Send) -> None:
-        """Without an end where there is none: uvicorn cuts off the connection then."""
+        """Send the stream. After a failure it has no end, so that uvicorn cuts off the connection."""
 
         async def send_in_time(message: Message) -> None:
             await asyncio.wait_for(send(message), STALL_S)
@@ -124,7 +124,7 @@ class _Stream:
         self._is_closing = False
 
     def next(self) -> bytes | None:
-        """A batch more; None behind the last."""
+        """The next batch; None after the last one."""
         try:
             with self._turn:
                 return None if self._is_closing or self._writer is None else self._write(self._writer)
@@ -132,7 +132,7 @@ class _Stream:
             self._close_if_asked()
 
     def close(self) -> None:
-        """Close the files, now or when `next` has ended."""
+        """Close the files: at once, or at the end of a call of `next` on another thread."""
         self._is_closing = True
         self._close_if_asked()
 
@@ -152,7 +152,7 @@ class _Stream:
         return chunk
 
     def _close_if_asked(self) -> None:
-        # A thread that has the turn meanwhile comes here itself, behind it.
+        # If another thread holds `_turn`, it closes the files itself: it calls this method next.
         if self._is_closing and self._turn.acquire(blocking=False):
             try:
                 self._export.close()

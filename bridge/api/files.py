@@ -1,6 +1,6 @@
-"""The page: files of the package, read once, and served as they are.
+"""The files of the page: read once from the package and served unchanged.
 
-A view of the page has the address of what it asks, without `/api/v1`; all of them are the one document.
+A view has the path of its API request without `/api/v1`; every view is the same document.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ POLICY: Final = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""Nothing from elsewhere, nothing inline, and no text that becomes markup."""
+"""Nothing from other origins, nothing inline, and no text turned into markup."""
 
 
 def contents() -> Iterator[tuple[str, Traversable]]:
-    """The files, named as in their addresses and in each other."""
+    """The files by their names in URLs and imports."""
     page = files("bridge").joinpath("api/page")
     for folder, prefix in ((page, ""), (page.joinpath("views"), "views/")):
-        yield from ((prefix + each.name, each) for each in folder.iterdir() if each.is_file())
+        yield from ((prefix + file.name, file) for file in folder.iterdir() if file.is_file())
 
 
 def routes(base_path: str = "") -> Sequence[Route]:
-    """Of the page: GET and HEAD. `base_path` is where browsers find it."""
-    found = {name: read.read_bytes() for name, read in contents()}
+    """The routes of the page, for GET and HEAD. `base_path` is the path of the page in browsers."""
+    bodies = {name: file.read_bytes() for name, file in contents()}
     for attribute in (b'href="', b'src="'):
-        found[DOCUMENT] = found[DOCUMENT].replace(attribute + b"/", attribute + base_path.encode() + b"/")
+        bodies[DOCUMENT] = bodies[DOCUMENT].replace(attribute + b"/", attribute + base_path.encode() + b"/")
 
     def route(path: str, name: str) -> Route:
         async def endpoint(_request: Request) -> Response:
             media_type = MEDIA_TYPES[name.rpartition(".")[2]]
-            return Response(found[name], media_type=media_type, headers={"Content-Security-Policy": POLICY})
+            return Response(bodies[name], media_type=media_type, headers={"Content-Security-Policy": POLICY})
 
         return Route(path, endpoint, methods=["GET"], include_in_schema=False)
 
-    return [*(route(path, DOCUMENT) for path in VIEWS), *(route(f"/page/{name}", name) for name in found)]
+    return [*(route(path, DOCUMENT) for path in VIEWS), *(route(f"/page/{name}", name) for name in bodies)]

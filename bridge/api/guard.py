@@ -1,15 +1,14 @@
-"""What each request passes before it is answered: a password or token where one is set, what an action needs, and
-limits on what it may use.
+"""The guard in front of all routes: it checks the password or token, the headers of actions, and limits.
 
-An action must come from a program or from the page, never from a page of another site (CSRF), whatever the browser
-sends along with it by itself: it needs a header that no form can send, and that no script may send elsewhere, since no
-other origin is admitted; and what the browser says of the request's origin must be this one.
+*CSRF.* An action must come from a program or from the page, never from a page of another site, even if the browser adds
+credentials to that site's request. So an action needs a header that no form can send. A script of another origin cannot
+send it either, since the API admits no other origin (CORS). And the browser's own statement about the request's origin
+must name this host.
 
-A page from elsewhere cannot read answers of another origin, unless its own name leads here: its server has the name
-point to this machine (DNS rebinding), and the browser takes the bridge for that page's server. The name is in the Host
-header, so without a password only names that no stranger can own are answered. A password or TLS keep such a page out
-by themselves: it has neither the password, which browsers give to the origin that it was typed for, nor a certificate
-of its name.
+*DNS rebinding.* A page of another site cannot read answers from here, unless the site's DNS name points to this
+machine: then the browser takes the bridge for the site's server. The Host header has the name. So without a password
+the guard answers only names that no stranger can own. A password or TLS keeps such a page out: the browser sends the
+password only to the origin for which it was typed, and the bridge has no certificate for the site's name.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ BODY_BYTES_MAX: Final = 64 << 10
 ACTION: Final = "X-Delay-Bridge-Action"
 """The header of an action; its value is 1."""
 WHO: Final = "who"
-"""In the scope's state: who asks."""
+"""The client's name, in the scope's state."""
 WORKERS_MAX: Final = 4
-"""Threads that ask the store; one that is given up on counts until it ends."""
+"""Threads for calls of the store; one whose time is over counts until it ends."""
 REQUEST_S: Final = 20.0
-"""Longer than a search of as many rows as one may look at."""
+"""The longest wait for a call: longer than a search of the most rows."""
 SECURITY: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -49,10 +48,10 @@ SECURITY: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Headers of each answer, where it has no other of that name. None admits other origins (CORS)."""
+"""Headers of every answer, unless it has its own of that name. None of them admits other origins (CORS)."""
 
 PRIVATE: Final = (".localhost", ".svc", ".local", ".internal")
-"""Ends of names that no one can register: this machine, Kubernetes services (`.svc`, `.svc.cluster.local`), private
+"""Suffixes of names that nobody can register: this machine, Kubernetes services (`.svc`, `.svc.cluster.local`), private
 networks. A name without a dot, such as a container's or a pod's, is private too."""
 
 T = TypeVar("T")
@@ -70,7 +69,7 @@ class Guard:
         is_writable: bool = False,
         logins: Logins | None = None,
     ) -> None:
-        """`names` are the bridge's own, beside addresses and private ones."""
+        """`names` are further host names of this bridge, beside addresses and private names."""
         self._app = app
         self._is_writable = is_writable
         self._protection, self._logins = protection, logins or Logins()
@@ -79,7 +78,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # no websockets; uvicorn refuses them where nothing accepts
+            return  # uvicorn refuses a websocket that the application does not accept
 
         async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -107,18 +106,18 @@ class Guard:
 
     def _refused(self, headers: Headers, method: str, who: str | None) -> Problem | None:
         if who is None:
-            detail = "Send user and password, as http.user and http.password_file say, or the token of http.token_file."
+            detail = "Send the user and password of http.user and http.password_file, or the token of http.token_file."
             return Problem(HTTPStatus.UNAUTHORIZED, detail)
         is_open = self._protection.is_open and self._protection.certificate is None
         if is_open and not is_private(headers.get("Host"), self._names):
-            detail = "Without a password, only addresses and private names are answered, not this one. Set http.user."
+            detail = "Without a password, this API answers only addresses and private host names. Set http.user."
             return Problem(HTTPStatus.MISDIRECTED_REQUEST, detail)
         if method == "POST" and (problem := self._refused_action(headers)) is not None:
             return problem
         if method != "POST" and (headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in headers):
             return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "Send no body: only actions have one.")
         if self._requests >= REQUESTS_MAX:
-            return Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{REQUESTS_MAX} requests are under way. Ask again.")
+            return Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{REQUESTS_MAX} requests are under way. Try again.")
         return None
 
     def _refused_action(self, headers: Headers) -> Problem | None:
@@ -129,7 +128,7 @@ class Guard:
         if headers.get(ACTION) != "1":
             return Problem(HTTPStatus.FORBIDDEN, f"Send the header {ACTION}: 1 with every action.")
         if site not in (None, "same-origin") or (origin and not _is_at(origin, headers.get("Host"))):
-            return Problem(HTTPStatus.FORBIDDEN, "An action from a page of another site is not taken.")
+            return Problem(HTTPStatus.FORBIDDEN, "Actions from a page of another site are refused.")
         if "Transfer-Encoding" in headers or not length.isdecimal() or int(length) > BODY_BYTES_MAX:
             detail = f"Send a body of at most {BODY_BYTES_MAX} bytes, and its Content-Length."
             return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
@@ -140,7 +139,7 @@ class Guard:
 
 
 def _is_at(origin: str, host: str | None) -> bool:
-    """Whether an origin is this host and port; what is no URL is nowhere."""
+    """Whether an origin is this host and port. Text that is not a URL is no origin."""
     try:
         place = urlsplit(origin).netloc
     except ValueError:
@@ -149,8 +148,8 @@ def _is_at(origin: str, host: str | None) -> bool:
 
 
 def is_private(host: str | None, own: Collection[str] = ()) -> bool:
-    """Whether a Host header has an address, a private name, or one of our `own`; also without one, which browsers
-    always send."""
+    """Whether a Host header has an address, a private name, or one of our `own` names. A missing header passes:
+    browsers always send one."""
     if host is None:
         return True
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{1,5})?", host)
@@ -170,17 +169,17 @@ def _is_address(name: str) -> bool:
 
 
 class Workers:
-    """Runs what may wait for locks and disks on threads that the end of the process does not wait for."""
+    """Runs calls that may wait for locks and disks, on daemon threads: the process can end without them."""
 
     def __init__(self, threads_max: int = WORKERS_MAX) -> None:
         self._max, self._free = threads_max, threading.Semaphore(threads_max)
 
     async def run(self, work: Callable[[], T], within_s: float = REQUEST_S) -> T:
-        """What `work` returns or raises. Raises Problem if there is no thread for it, or no end of it in time."""
+        """The result or exception of `work`. Raises Problem if no thread is free, or `work` does not end in time."""
         if not self._free.acquire(blocking=False):
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max} searches are under way. Ask again.")
-        outcome, done = Future[T](), Future[None]()  # asyncio takes some exceptions of work for its own
-        done.set_running_or_notify_cancel()  # it can be given up, not cancelled
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max} searches are under way. Try again.")
+        outcome, done = Future[T](), Future[None]()  # two: asyncio would take some exceptions of `work` for its own
+        done.set_running_or_notify_cancel()  # nobody can cancel it, only stop waiting
 
         def process() -> None:
             try:
@@ -188,7 +187,7 @@ class Workers:
                     result = work()
                 finally:
                     self._free.release()
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            except Exception as error:  # noqa: BLE001 - `run` raises it
                 outcome.set_exception(error)
             else:
                 outcome.set_result(result)
@@ -196,9 +195,9 @@ class Workers:
 
         try:
             threading.Thread(target=process, name="api-request", daemon=True).start()
-        except RuntimeError:  # the machine has no more of them
+        except RuntimeError:  # the machine has no more threads
             self._free.release()
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No thread could be started. Ask again.") from None
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No thread could be started. Try again.") from None
         try:
             await asyncio.wait_for(asyncio.wrap_future(done), within_s)
         except TimeoutError:

@@ -1,7 +1,7 @@
-"""The API's listener: a thread that waits for a first connection, and only then loads FastAPI and uvicorn.
+"""The API's listener: a thread that waits for the first connection, and only then loads FastAPI and uvicorn.
 
-Most bridges are never asked, and loading them costs memory and time. uvicorn runs on this thread, and installs no
-signal handlers there.
+The API of most bridges has no client, and the two libraries cost memory and time. uvicorn runs on this thread, and so
+installs no signal handlers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from bridge.api.server import ApiServer
 
 BEAT_S: Final = 5.0
-"""How often the thread wakes while no client comes."""
+"""The interval of the thread's beats before the first client."""
 STOP_S: Final = 2.0
 
 log = structlog.get_logger("bridge.api.listener")
 
 
 class Listener:
-    """Serves the API while it is entered. Port 0 takes a free one; `port` tells which."""
+    """Serves the API inside `with`. For port 0 the system chooses; `port` is the one in use."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Listener:
         base_path: str = "",
         beat: Beat = unwatched,
     ) -> None:
-        """Raises EnvironmentFailure where the port cannot be listened on. A thread that ends no longer beats: /livez
-        names it then, and delivery goes on."""
+        """Raises EnvironmentFailure if it cannot listen on the port. If the thread ends, its beats stop and /livez
+        names it; delivery goes on."""
         self._source, self._protection = source, protection
         self._show_payloads, self._is_writable = show_payloads, is_writable
         self._peers, self._instance, self._logins = peers, instance, logins
@@ -92,8 +92,8 @@ class Listener:
         with suppress(OSError):
             self._wake.send(b".")
         self._thread.join(STOP_S)
-        for each in (self._socket, self._wake, self._woken):
-            each.close()
+        for opened in (self._socket, self._wake, self._woken):
+            opened.close()
 
     def _run(self) -> None:
         try:
@@ -122,5 +122,5 @@ class Listener:
             peers=self._peers, instance=self._instance, logins=self._logins, base_path=self._base_path,
         )  # fmt: skip
         self._server = ApiServer(app, self._protection.certificate, self._beat)
-        self._server.should_exit = self._stopping  # it may have been set just before
+        self._server.should_exit = self._stopping  # `__exit__` may have run just before
         self._server.run([self._socket])

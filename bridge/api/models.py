@@ -1,4 +1,4 @@
-"""What is asked and answered, as the OpenAPI document shows it. Times are epoch milliseconds, or null."""
+"""Requests and answers, as the OpenAPI document shows them. Times are epoch milliseconds, or null."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from timerstore.rows.position import OFFSET_MAX
 from timerstore.rows.sources import NamedPosition
 
 PREVIEW_BYTES_MAX: Final = KEY_BYTES_MAX
-"""Of a key, a value or a header."""
+"""The most bytes of a shown key, value or header."""
 ANSWER_BYTES_MAX: Final = 1 << 20
-"""Of a list in an answer: a page ends before."""
+"""The most bytes of a list in an answer: a page ends before."""
 HEADERS_MAX: Final = 100
-"""Of a message that is shown."""
+"""The most shown headers of a message."""
 NAME_LENGTH_MAX: Final = 250
-"""Of a header's name that is shown."""
+"""The most characters of a shown header name."""
 LIMIT_DEFAULT: Final = 100
 EDGES_MAX: Final = 101
 TEXT_LENGTH_MAX: Final = 8_192
-"""Of a filter's text; a longer one does not fit into a request."""
+"""The most characters of a filter; a request has no room for more."""
 
 OWN_PREFIX: Final = "delay-"
-"""Of the headers that the bridge reads and writes."""
+"""The prefix of the headers that the bridge reads and writes."""
 
-INCOMPLETE: Final = "Instances that did not answer: what they have is missing here."
+INCOMPLETE: Final = "Instances that did not answer: their messages are missing here."
 
 Text = Annotated[str, StringConstraints(max_length=TEXT_LENGTH_MAX)]
 
 
 class Filters(BaseModel):
-    """Which messages are wanted: those that fit all that is given."""
+    """The wanted messages: those that match all filters."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,23 +47,25 @@ class Filters(BaseModel):
         default=None, description="The value of delay-id."
     )
     origin: Text | None = Field(
-        default=None, description="TOPIC/PARTITION/OFFSET of the record that was sent; finds its copies too."
+        default=None, description="TOPIC/PARTITION/OFFSET of the message's first record; finds its copies too."
     )
-    key: Text | None = Field(default=None, description="The key, if it is text.")
-    key_base64: Text | None = Field(default=None, description="The key, if it is not.")
-    target: Text | None = Field(default=None, description="The real topic; empty: the delay topic's default.")
-    due_from: Text | None = Field(default=None, description="Due then or later: RFC 3339 with a zone, or epoch ms.")
-    due_until: Text | None = Field(default=None, description="Due before then.")
-    at_from: Text | None = Field(default=None, description="`at`, when the bridge acts on it next, is then or later.")
-    at_until: Text | None = Field(default=None, description="`at` is before then.")
+    key: Text | None = Field(default=None, description="The key as text.")
+    key_base64: Text | None = Field(default=None, description="The key in base64, if it is not text.")
+    target: Text | None = Field(default=None, description="The target topic; empty: the delay topic's default.")
+    due_from: Text | None = Field(default=None, description="The earliest due time: RFC 3339 with a zone, or epoch ms.")
+    due_until: Text | None = Field(default=None, description="The end of the due times, exclusive.")
+    at_from: Text | None = Field(
+        default=None, description="The earliest `at`, the time at which the bridge acts on the message next."
+    )
+    at_until: Text | None = Field(default=None, description="The end of the times `at`, exclusive.")
     state: list[PendingState] = Field(
         default=[],
-        description="In one of these states; without any: in all but cancelled.",
+        description="One of these states; by default all except cancelled.",
         max_length=len(PendingState),
     )
 
     def query(self) -> Query:
-        """For the store. Raises ValueError that says which parameter is wrong, and what to write."""
+        """The same for the store. Raises ValueError with the name of the invalid parameter, and advice."""
         if self.key is not None and self.key_base64 is not None:
             raise ValueError("key and key_base64 are both given: give one of them.")
         key = None if self.key is None else self.key.encode()
@@ -83,13 +85,13 @@ class Filters(BaseModel):
 
 
 class PageFilters(Filters):
-    """The same, and which page of it."""
+    """The filters, and a page of the list."""
 
-    cursor: Text | None = Field(default=None, description="`next` of the page before.")
-    limit: int = Field(default=LIMIT_DEFAULT, ge=1, le=ROWS_MAX, description="Messages of a page.")
+    cursor: Text | None = Field(default=None, description="The previous page's `next`.")
+    limit: int = Field(default=LIMIT_DEFAULT, ge=1, le=ROWS_MAX, description="The most messages of a page.")
 
     def after(self) -> NamedPosition | None:
-        """Where the page begins. Raises ValueError for what is no cursor."""
+        """The position before the page. Raises ValueError for an invalid cursor."""
         return None if self.cursor is None else cursors.read(self.cursor)
 
 
@@ -97,19 +99,19 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def fitting(items: Iterable[M]) -> list[M]:
-    """The first items, as many as fit into an answer, one at least."""
-    found: list[M] = []
+    """The first items: at least one, and no more than ANSWER_BYTES_MAX."""
+    taken: list[M] = []
     size = 0
     for item in items:
         size += len(item.model_dump_json(exclude_unset=True).encode())
-        if found and size > ANSWER_BYTES_MAX:
+        if taken and size > ANSWER_BYTES_MAX:
             break
-        found.append(item)
-    return found
+        taken.append(item)
+    return taken
 
 
 def parsed(name: str, parse: Callable[[str], Any], text: str) -> Any:
-    """What `parse` makes of a parameter. Raises ValueError that names it."""
+    """The parsed value of a parameter. Raises ValueError with its name."""
     try:
         return parse(text)
     except ValueError as error:
@@ -117,12 +119,12 @@ def parsed(name: str, parse: Callable[[str], Any], text: str) -> Any:
 
 
 def _base64(text: str) -> bytes:
-    """Base64, also as URLs have it; a plus sign that arrives as a blank is one."""
+    """The bytes of base64 in either alphabet. A blank counts as a plus sign: forms decode it to one."""
     normal = text.replace(" ", "+").replace("-", "+").replace("_", "/").rstrip("=")
     try:
         return base64.b64decode(normal + "=" * (-len(normal) % 4), validate=True)
     except (Base64Error, ValueError):
-        raise ValueError("not base64; text goes into key") from None
+        raise ValueError("not base64; give text as key") from None
 
 
 def _origin(text: str) -> tuple[str, int, int]:
@@ -133,38 +135,40 @@ def _origin(text: str) -> tuple[str, int, int]:
 
 
 def time(name: str, text: str | None) -> int | None:
-    """Epoch milliseconds of a parameter; a plus sign before the zone that arrives as a blank is one."""
+    """Epoch milliseconds of a parameter. A blank before the zone counts as a plus sign: forms decode it to one."""
     return None if text is None else int(parsed(name, parse_until, re.sub(r" ([0-9]{2}:[0-9]{2})$", r"+\1", text)))
 
 
 class Edges(BaseModel):
-    """The times between which messages are counted."""
+    """The edges of a timeline."""
 
     model_config = ConfigDict(extra="forbid")
 
     edge: list[Text] = Field(
-        min_length=1, max_length=EDGES_MAX, description="In order; exact at whole ten seconds. As due_from."
+        min_length=1,
+        max_length=EDGES_MAX,
+        description="Times in ascending order, in the format of due_from. Exact at multiples of ten seconds.",
     )
 
     def times(self) -> list[int]:
-        """Epoch milliseconds. Raises ValueError that says what is wrong."""
-        times = [int(parsed("edge", parse_until, each)) for each in self.edge]
+        """Epoch milliseconds. Raises ValueError with the fault."""
+        times = [int(parsed("edge", parse_until, text)) for text in self.edge]
         if times != sorted(times):
             raise ValueError("edge: give the times in order.")
         return times
 
 
 class Timeline(BaseModel):
-    """How many messages come up, by the time at which the bridge acts on them next (`at`)."""
+    """The number of messages by the time at which the bridge acts on them next (`at`)."""
 
-    before: int = Field(description="Before the first edge.")
-    counts: list[int] = Field(description="From each edge to the next.")
-    after: int = Field(description="From the last edge on.")
+    before: int = Field(description="The number before the first edge.")
+    counts: list[int] = Field(description="The number from each edge to the next.")
+    after: int = Field(description="The number from the last edge on.")
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
 class Blob(BaseModel):
-    """Bytes: `text` if they are UTF-8, else `base64`; cut where `truncated`."""
+    """Bytes: `text` if they are UTF-8, else `base64`. With `truncated` they are only a prefix."""
 
     text: str | None = None
     base64: str | None = None
@@ -172,7 +176,7 @@ class Blob(BaseModel):
 
     @classmethod
     def of(cls, value: bytes, bytes_max: int | None = None) -> Self:
-        """Of the first `bytes_max` bytes; a character that is cut in two is left out."""
+        """The first `bytes_max` bytes, without a character that they would cut in two."""
         head = value[:bytes_max]
         blob = cls._of_head(head, cut=len(head) < len(value))
         if len(head) < len(value):
@@ -190,23 +194,23 @@ class Blob(BaseModel):
 
 
 class HeaderValue(Blob):
-    """A header; null, where it has neither `text` nor `base64`."""
+    """A header. Without `text` and `base64` its value is null."""
 
     name: str
 
 
 class Bulk(BaseModel):
-    """What a message carries, as far as it is shown: where http.show_payloads is off, neither its value nor its own
-    headers."""
+    """The headers and value of a message. Without http.show_payloads the value and the message's own headers are
+    hidden."""
 
-    headers: list[HeaderValue] = Field(description="Without http.show_payloads only those of the bridge (delay-*).")
-    headers_left_out: int = Field(description="How many headers are not shown.")
-    value: Blob | None = Field(description="null as well where http.show_payloads is off.")
-    value_bytes: int | None = Field(description="The size of the value; null: it has none.")
+    headers: list[HeaderValue] = Field(description="Without http.show_payloads only the bridge's headers (delay-*).")
+    headers_left_out: int = Field(description="The number of hidden headers.")
+    value: Blob | None = Field(description="Without http.show_payloads always null.")
+    value_bytes: int | None = Field(description="The size of the value; null: the value is null.")
 
 
 def bulk(headers: Sequence[tuple[str, bytes | None]], value: bytes | None, *, show_payloads: bool) -> dict[str, Any]:
-    """The fields of `Bulk`, each cut where it is long."""
+    """The fields of `Bulk`, long ones truncated."""
     shown = [(name, value) for name, value in headers if show_payloads or name.startswith(OWN_PREFIX)][:HEADERS_MAX]
     listed = fitting(map(_header, shown))
     return {
@@ -224,15 +228,15 @@ def _header(header: tuple[str, bytes | None]) -> HeaderValue:
 
 
 class Message(BaseModel):
-    """A pending message. `origin` is the record that was sent, (topic, partition, offset) the one that holds it now."""
+    """A pending message. `origin` is its first record; topic, partition and offset are those of its present record."""
 
     topic: str
     partition: int
     offset: int
     origin: str = Field(description="topic/partition/offset")
-    due: int = Field(description="When it is to be delivered.")
-    at: int = Field(description="When the bridge acts on it next; before `due` if it writes it again.")
-    ts: int = Field(description="The timestamp of the record that holds it.")
+    due: int = Field(description="Its due time.")
+    at: int = Field(description="The time at which the bridge acts on it next; before `due` if it writes a copy.")
+    ts: int = Field(description="The timestamp of its present record.")
     state: PendingState
     target: str = Field(description="Empty: the delay topic's default.")
     target_partition: int | None
@@ -240,7 +244,7 @@ class Message(BaseModel):
     id: str | None
     rolls: int
     attempts: int
-    reason: str | None = Field(description="Why the last attempt failed.")
+    reason: str | None = Field(description="The reason why the last attempt failed.")
 
     @classmethod
     def of(cls, row: PendingRow) -> Self:
@@ -268,7 +272,7 @@ class Message(BaseModel):
 
 
 class MessageDetail(Message, Bulk):
-    """One message with what it carries."""
+    """One message with its headers and value."""
 
     @classmethod
     def of_all(cls, row: PendingRow, *, show_payloads: bool) -> Self:
@@ -276,16 +280,15 @@ class MessageDetail(Message, Bulk):
 
 
 class Messages(BaseModel):
-    """A page, what comes up first at its beginning. It may have fewer messages than its limit, or none, and others
-    behind it."""
+    """A page of messages, ordered by `at`. Even a page below its limit, or an empty one, may have a successor."""
 
     messages: list[Message]
-    next: str | None = Field(description="The cursor of the next page; null: there are no more.")
+    next: str | None = Field(description="The cursor of the next page; null: this is the last page.")
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
 class Counted(BaseModel):
-    """How many messages fit; at least so many where it is not exact."""
+    """The number of matching messages; a lower bound unless `exact`."""
 
     count: int
     exact: bool
@@ -296,27 +299,27 @@ class PauseState(BaseModel):
     """A pause of a target."""
 
     since: int
-    until: int | None = Field(description="When it ends by itself; null: when the target is resumed.")
-    reason: str = Field(description="As the operator gave it.")
+    until: int | None = Field(description="Its end; null: it lasts until the target is resumed.")
+    reason: str = Field(description="The operator's reason.")
 
 
 class TargetState(BaseModel):
-    """A target that the bridge has used, and what is wrong with it."""
+    """A target that the bridge has used, and its failures."""
 
     name: str
-    partitions: int = Field(description="0: not known.")
-    failing_partitions: int = Field(description="Those that take nothing now.")
+    partitions: int = Field(description="0: unknown.")
+    failing_partitions: int = Field(description="The number of partitions that take no records now.")
     reason: str | None
     detail: str | None = Field(description="The last error.")
-    open_breakers: int = Field(description="Partitions, or the whole topic, that are left alone for a while.")
-    retry_in_s: float | None = Field(description="Until the first of them may be tried again.")
-    paused: bool = Field(description="By an operator: its messages are put off.")
-    pause: PauseState | None = Field(default=None, description="Absent where it is not paused.")
+    open_breakers: int = Field(description="Open breakers, of single partitions or of the whole topic.")
+    retry_in_s: float | None = Field(description="The time until the next attempt at one of them.")
+    paused: bool = Field(description="true: an operator has paused it, and its messages wait.")
+    pause: PauseState | None = Field(default=None, description="Absent without a pause.")
     pausable: bool = Field(description="false: it is a topic of the bridge itself, such as a delay topic.")
 
 
 class TargetStates(BaseModel):
-    """Targets, those in trouble first."""
+    """Targets, failing ones first."""
 
     targets: list[TargetState]
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
@@ -327,12 +330,12 @@ class PartitionState(BaseModel):
 
     topic: str
     partition: int
-    lag: int = Field(description="Records that are not read yet.")
-    behind_s: float = Field(description="For how long the oldest of them waits.")
+    lag: int = Field(description="The number of unread records.")
+    behind_s: float = Field(description="The waiting time of the oldest of them.")
 
 
 class FailingTarget(BaseModel):
-    """A target, and why partitions of it take nothing now."""
+    """A target, and the reason why some of its partitions take no records now."""
 
     name: str
     reason: str
@@ -343,22 +346,22 @@ class PausedTarget(BaseModel):
     """A target that an operator has paused."""
 
     name: str
-    paused_s: float = Field(description="For how long.")
+    paused_s: float = Field(description="The time since the pause began.")
 
 
 class TimeToGo(BaseModel):
-    """How many messages come up within `until` (`more`: later), and not within the one before."""
+    """The number of messages that come up within `until` (`more`: later), but not within the previous one."""
 
     until: str
     pending: int
 
 
 class Lateness(BaseModel):
-    """Of the messages that were delivered in the last `over_s` seconds."""
+    """The lateness of the messages that were delivered in the last `over_s` seconds."""
 
     delivered: int
-    p99_ms: float | None = Field(description="null: there are none.")
-    over_s: float = Field(description="At most five minutes and a little.")
+    p99_ms: float | None = Field(description="null: no message was delivered.")
+    over_s: float = Field(description="Little more than five minutes at most.")
 
     @classmethod
     def of(cls, recent: RecentLateness) -> Self:
@@ -377,21 +380,21 @@ class Disk(BaseModel):
 
 
 class Summary(BaseModel):
-    """What this instance knows at once."""
+    """The state of this instance."""
 
-    writable: bool = Field(description="Whether there are actions (http.api: write).")
+    writable: bool = Field(description="Whether actions are allowed (http.api: write).")
     now: int
     phase: str
     ready: bool
     reasons: list[str]
-    reader: str | None = Field(description="Which one reads the delay topics: spark or plain.")
+    reader: str | None = Field(description="The present reader of the delay topics: spark or plain.")
     pending: int
-    schedules: int = Field(description="How many of the pending come again.")
-    overdue: int = Field(description="Whose time was over when the clock's current ten seconds began.")
+    schedules: int = Field(description="The number of recurring messages among them.")
+    overdue: int = Field(description="The number with a time `at` before the start of the clock's current ten seconds.")
     oldest_overdue_s: float
-    next_at: int | None = Field(description="When the next message comes up, to ten seconds.")
+    next_at: int | None = Field(description="The time at which the next message comes up, to ten seconds.")
     lateness: Lateness | None
-    by_target: dict[str, int] = Field(description='The largest; "" is the delay topic\'s default target.')
+    by_target: dict[str, int] = Field(description='The largest targets; "" is the delay topic\'s default.')
     by_time_to_go: list[TimeToGo]
     partitions: list[PartitionState]
     retention_headroom_s: dict[str, float]

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 has them: `application/problem+json` with status, title and detail."""
+"""Errors in the form of RFC 9457: `application/problem+json` with status, title and detail."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LATER: Final = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 
 
 class Problem(Exception):
-    """What cannot be answered, and what to do about it."""
+    """An error answer: its status, and a detail with advice."""
 
     def __init__(self, status: HTTPStatus, detail: str, **more: object) -> None:
-        """`more` are members of their own in the answer."""
+        """`more` are further members of the answer."""
         super().__init__(detail)
         self.status, self.detail, self.more = status, detail, more
 
@@ -30,12 +30,12 @@ class Problem(Exception):
 
 
 def not_ready(phase: Phase) -> Problem:
-    """The bridge cannot say yet what is pending, and does this instead."""
+    """The answer before the pending messages are known: the present phase."""
     why = ", ".join(phase.reasons) or phase.name
     more = {} if phase.progress is None else {"progress": round(phase.progress, 3)}
     return Problem(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        f"This instance cannot tell what is pending now: {why}. Ask again, or ask another instance.",
+        f"This instance does not know its pending messages now: {why}. Try again, or ask another instance.",
         phase=phase.name,
         reasons=list(phase.reasons),
         **more,

@@ -1,4 +1,4 @@
-"""What all routes share: their prefix, the refusals in the document, and the bridge that they ask."""
+"""The shared parts of all routes: prefix, documented refusals, and access to the bridge."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from timerstore.rows.position import OFFSET_MAX
 
 PREFIX: Final = "/api/v1"
 FILTER_LENGTH_MAX: Final = 500
-"""Of what the log says of an action's filter."""
+"""The most characters of an action's filter in the log."""
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -42,13 +42,13 @@ async def _place(
 
 PLACE: Final = "{topic}/{partition}/{offset}"
 Place = Annotated[Origin, Depends(_place)]
-"""A record, as a path ends in PLACE."""
+"""The record that the end of a path names: PLACE."""
 
 log = structlog.get_logger("bridge.api.actions")
 
 
 def refusal(status: HTTPStatus, description: str | None = None) -> Responses:
-    """A status that is no success, as the document has it."""
+    """An error status, for the OpenAPI document."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
     described = description or status.phrase
     return {status.value: {"description": described, "model": models.ProblemDocument, "content": content}}
@@ -66,45 +66,45 @@ ACTION_REFUSALS: Final = {
     **refusal(HTTPStatus.FORBIDDEN, "This instance only reads, or the request may come from another site."),
     **refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
 }
-NOT_FOUND: Final = refusal(HTTPStatus.NOT_FOUND, "There is none here.")
+NOT_FOUND: Final = refusal(HTTPStatus.NOT_FOUND, "Not found on this instance.")
 
 
 class Asked:
-    """The bridge that the routes ask; for one event loop."""
+    """The routes' access to the bridge; for one event loop."""
 
     def __init__(self, source: Source, peers: Peers, *, show_payloads: bool, is_writable: bool) -> None:
         self.source, self.show_payloads, self.is_writable = source, show_payloads, is_writable
         self.workers, self._peers = Workers(), peers
 
     def marked(self, query: Query) -> Query:
-        """A query that knows which targets are paused."""
+        """The query with the paused targets."""
         pauses = self.source.pauses()
         return replace(query, paused=pauses.names(), paused_topics=pauses.topics())
 
     def others(self, request: Request) -> Peers | None:
-        """Those that are to answer, too; None for what is forwarded, and where there are none."""
+        """The other instances to ask; None for a forwarded request, and without other instances."""
         return None if FORWARDED in request.headers or not self._peers.urls else self._peers
 
     def pending(self) -> PendingMessages:
-        """What is pending. Raises Problem where that cannot be told now."""
+        """The pending messages. Raises Problem while they are unknown."""
         return self.there(self.source.pending())
 
     def there(self, part: T | None) -> T:
-        """A part of the bridge. Raises Problem while it is not there."""
+        """A part of the bridge. Raises Problem while it is None."""
         if part is None:
             raise not_ready(self.source.phase())
         return part
 
     async def ask(self, work: Callable[[PendingMessages], T]) -> T:
-        """What a search in the store finds."""
+        """The result of a call of the store."""
         store = self.pending()
         return await self.workers.run(lambda: work(store))
 
     async def page(
         self, filters: models.PageFilters, shown: Callable[[PendingRow], M], *, recurring: bool = False
     ) -> tuple[list[M], str | None]:
-        """The messages of a page as they are `shown`, and the cursor of the next page. Raises Problem that says what
-        to give."""
+        """The messages of a page, each converted by `shown`, and the cursor of the next page. Raises Problem with
+        advice."""
         query, after = checked(lambda: (replace(filters.query(), recurring=recurring), filters.after()))
         marked, now_ms = self.marked(query), self.source.now_ms()
         try:
@@ -112,18 +112,18 @@ class Asked:
                 lambda store: store.find(marked, now_ms, after=after, limit=filters.limit, bulky=False)
             )
         except KeyError:
-            detail = "cursor names a partition that this instance does not know: begin anew, without it."
+            detail = "cursor names a partition that this instance does not know: start again without a cursor."
             raise Problem(HTTPStatus.BAD_REQUEST, detail) from None
-        found = models.fitting(map(shown, page.rows))
+        messages = models.fitting(map(shown, page.rows))
         end = page.next
-        if len(found) < len(page.rows):
-            last = page.rows[len(found) - 1]
+        if len(messages) < len(page.rows):
+            last = page.rows[len(messages) - 1]
             end = last.at_ms, last.topic, last.partition, last.offset
-        return found, None if end is None else cursors.encode(end)
+        return messages, None if end is None else cursors.encode(end)
 
 
 def checked(read: Callable[[], T]) -> T:
-    """What `read` returns; its ValueError becomes the answer."""
+    """The result of `read`; its ValueError becomes the answer."""
     try:
         return read()
     except ValueError as error:
@@ -131,18 +131,18 @@ def checked(read: Callable[[], T]) -> T:
 
 
 def must_choose(body: BaseModel, filters: type[BaseModel], *, all: bool) -> None:
-    """Raises Problem where nothing is given of the filters, and not `all` is meant."""
+    """Raises Problem if the body has no filter and `all` is false."""
     if not all and not body.model_dump(include=set(filters.model_fields), exclude_defaults=True):
         raise Problem(HTTPStatus.BAD_REQUEST, "no filter is given: give one, or all: true.")
 
 
 def failed(error: BridgeError) -> Problem:
-    """What the brokers or the disk did not do."""
+    """The answer to a failure of the brokers or of the disk."""
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code=error.code)
 
 
 def note(request: Request, action: str, chosen: object, **outcome: object) -> None:
-    """Say in the log who has done what."""
+    """Log an action with its client and its outcome."""
     who = request.scope.get("state", {}).get(WHO, "")
     client = "" if request.client is None else request.client.host
     log.info("api-action", who=who, client=client, action=action, chosen=str(chosen)[:FILTER_LENGTH_MAX], **outcome)

@@ -1,4 +1,4 @@
-"""Recurring messages: their route, and how the OpenAPI document shows them."""
+"""Recurring messages: their route, and their models for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TICKS_SHOWN: Final = 5
 
 
 class RecurringMessage(Message):
-    """A message that comes again; `due` is when its next tick is, or, of one that has not begun, not before."""
+    """A recurring message. `due` is the time of its next tick, or the earliest time of the first."""
 
-    schedule: dict[str, str] = Field(description="Its headers: delay-cron or delay-every, and those beside it.")
-    tick: int = Field(description="The number of the next delivery; 0: it has not begun.")
-    paused: bool = Field(description="true: nothing is due until it is resumed.")
-    next: list[int] = Field(description="When the next ticks are due, five at most, if none is missed.")
+    schedule: dict[str, str] = Field(description="The headers of its schedule, such as delay-cron or delay-every.")
+    tick: int = Field(description="The number of the next tick; 0: the schedule has not begun.")
+    paused: bool = Field(description="true: no tick is due until it is resumed.")
+    next: list[int] = Field(description="The times of the next ticks, at most five, if none is missed.")
 
     @classmethod
     def of_tick(cls, row: PendingRow) -> Self:
@@ -38,19 +38,19 @@ class RecurringMessage(Message):
 
 
 class RecurringMessages(BaseModel):
-    """A page, what comes up first at its beginning."""
+    """A page of recurring messages, ordered by `at`."""
 
     schedules: list[RecurringMessage]
-    next: str | None = Field(description="The cursor of the next page; null: there are no more.")
+    next: str | None = Field(description="The cursor of the next page; null: this is the last page.")
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
 def add(app: FastAPI, asked: Asked) -> None:
     @app.get(f"{PREFIX}/schedules", operation_id="schedules", response_model_exclude_unset=True)
     async def schedules(filters: Annotated[PageFilters, Query()]) -> RecurringMessages:
-        """Messages that come again, with their next ticks; filters and pages as those of messages."""
-        found, following = await asked.page(filters, RecurringMessage.of_tick, recurring=True)
-        return RecurringMessages(schedules=found, next=following)
+        """A page of the recurring messages, with their next ticks. Filters and pages are those of messages."""
+        page, following = await asked.page(filters, RecurringMessage.of_tick, recurring=True)
+        return RecurringMessages(schedules=page, next=following)
 
 
 def _next(schedule: Schedule, row: PendingRow, *, is_start_given: bool) -> list[int]:
@@ -62,10 +62,10 @@ def _next(schedule: Schedule, row: PendingRow, *, is_start_given: bool) -> list[
         if first_ms is None:
             return []
         tick, due_ms = 1, first_ms
-    found = [due_ms]
-    while len(found) < min(TICKS_SHOWN, (schedule.times or h.UNTIL_MS_MAX) - tick + 1):
-        following = schedule.next_after(found[-1])
+    ticks_ms = [due_ms]
+    while len(ticks_ms) < min(TICKS_SHOWN, (schedule.times or h.UNTIL_MS_MAX) - tick + 1):
+        following = schedule.next_after(ticks_ms[-1])
         if following is None:
             break
-        found.append(following)
-    return found
+        ticks_ms.append(following)
+    return ticks_ms

@@ -1,8 +1,8 @@
-"""uvicorn, as the API needs it: no signal handlers, no log of requests, bounds on connections, a certificate that may
-be replaced.
+"""uvicorn for the API: without signal handlers and a log of requests, with limits on connections and a certificate that
+may be replaced.
 
-Connections are accepted here and not by uvicorn, which counts them after their TLS handshake only. Where there are too
-many, bridge/telemetry/admission.py chooses the one to go.
+This module accepts the connections, since uvicorn counts them only after their TLS handshake. If there are too many,
+bridge/telemetry/admission.py chooses the one to end.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from bridge.telemetry.http import Certificate
 
 CONNECTIONS_MAX: Final = 64
 PLACE_MAX: Final = 24
-"""Connections of one address without credentials, less than the requests that are answered at a time."""
+"""The most connections of one address without credentials: fewer than the requests that run at a time."""
 CONNECTION_S: Final = 60.0
-"""From its handshake to its end, whatever it is at but an export or a bulk action, which have limits of their own."""
+"""The longest life of a connection, unless it carries an export or a bulk action: these have limits of their own."""
 IDLE_S: Final = 5
 STOP_S: Final = 1
 ACCEPT_S: Final = 1.0
-"""A rest where nothing can be accepted: the process has no more file descriptors."""
+"""The rest after a failed accept: the process has no more file descriptors."""
 BEAT_TICKS: Final = 10
 LINE_BYTES_MAX: Final = 16_384
-"""Of a request's line and headers."""
+"""The most bytes of a request's line and headers."""
 
 log = structlog.get_logger("bridge.api.server")
 
 
 class _Connection(H11Protocol):
-    """One for at most CONNECTION_S and while an export or a bulk action is under way; HEAD_S for each head."""
+    """A connection: it ends after CONNECTION_S and the export or bulk action under way. Each head has HEAD_S."""
 
     _end: asyncio.TimerHandle | None = None
     _head: asyncio.TimerHandle | None = None
@@ -52,7 +52,7 @@ class _Connection(H11Protocol):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.begun, self.ended = asyncio.Event(), asyncio.Event()
-        """The head of its first request is there; it is closed."""
+        """`begun`: the head of its first request has arrived. `ended`: it is closed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
@@ -70,7 +70,7 @@ class _Connection(H11Protocol):
             self._head = self.loop.call_later(HEAD_S, self.transport.abort)
 
     def standing(self) -> Standing:
-        """Of the last request: it is known who asks once the guard has looked at it."""
+        """The standing by its last request. The guard names the client."""
         cycle: Any = self.cycle  # None before the first request, whatever its type says
         if cycle is None or cycle.scope["state"].get(WHO) is None:
             return Standing.STRANGER
@@ -100,26 +100,26 @@ class _Connection(H11Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Visit(Guest):
-    """A connection from its acceptance to its end; the end of `task` is its end."""
+    """A connection from its acceptance to the end of `task`."""
 
     task: asyncio.Task[None] | None = None
     connection: _Connection | None = None
 
     def look(self) -> None:
-        """Bring the standing up to date."""
+        """Update the standing."""
         if self.connection is not None:
             self.standing = self.connection.standing()
             if self.connection.is_known():
                 self.place = None
 
     def end(self) -> None:
-        """Cut it off."""
+        """Cut the connection off."""
         if self.task is not None:
             self.task.cancel()
 
 
 class ApiServer(uvicorn.Server):
-    """Set `should_exit`, and `run` returns within a second or so; any thread."""
+    """The server. Any thread may set `should_exit`; then `run` returns within about a second."""
 
     def __init__(self, app: ASGIApp, certificate: Certificate | None, beat: Beat) -> None:
         config = uvicorn.Config(
@@ -145,18 +145,18 @@ class ApiServer(uvicorn.Server):
         self._accepting: list[asyncio.Task[None]] = []
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second."""
+        """uvicorn calls this ten times a second."""
         if counter % BEAT_TICKS == 0:
             self._beat()
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections of these sockets."""
+        """Accept the connections of these sockets."""
         await super().startup(sockets=[])
-        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets or []]
+        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in sockets or []]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End what was accepted, requests under way after STOP_S."""
+        """End all connections; requests under way have STOP_S."""
         for task in self._accepting:
             task.cancel()
         await super().shutdown(sockets)
@@ -173,28 +173,28 @@ class ApiServer(uvicorn.Server):
                 await asyncio.sleep(ACCEPT_S)
                 continue
             self._take_up(accepted, place_of(address[0]), loop.time())
-            await asyncio.sleep(0)  # accepting does not wait while there is one more
+            await asyncio.sleep(0)  # `sock_accept` does not yield while connections wait
 
     def _take_up(self, accepted: socket.socket, place: str, now_s: float) -> None:
-        """In place of another one if there are too many."""
+        """Serve a new connection, in place of another one if there are too many."""
         self._number += 1
         visit = self._visits[self._number] = _Visit(place=place, since_s=now_s)
         visit.task = asyncio.create_task(self._receive(visit, accepted))
         visit.task.add_done_callback(partial(self._forget, self._number, visit, accepted))
-        for each in self._visits.values():
-            each.look()
+        for other in self._visits.values():
+            other.look()
         gone = one_to_go(self._visits, self._number, guests_max=CONNECTIONS_MAX, place_max=PLACE_MAX)
         if gone is not None:
             self._visits.pop(gone).end()
 
     def _forget(self, number: int, visit: _Visit, accepted: socket.socket, _: object) -> None:
-        """Also of a task that has ended before its first step."""
+        """Remove an ended connection, even one whose task never took a step."""
         self._visits.pop(number, None)
         if visit.connection is None:
             accepted.close()
 
     async def _receive(self, visit: _Visit, accepted: socket.socket) -> None:
-        """From the handshake to the end of the connection. The first head has HEAD_S, the handshake included."""
+        """Serve a connection to its end. The handshake and the first head have HEAD_S together."""
         make = partial(
             _Connection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )  # fmt: skip
@@ -215,7 +215,7 @@ class ApiServer(uvicorn.Server):
 
 
 def _following(certificate: Certificate) -> ssl.SSLContext:
-    """A context that gives each new connection what the files hold now."""
+    """A context that gives each new connection the present certificate of the files."""
 
     def choose(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = certificate.context()

@@ -1,4 +1,4 @@
-"""What the API asks of the bridge, and what it has the bridge do. Pure: the bridge imports this without FastAPI."""
+"""The bridge as the API sees it: its questions and its actions. Pure: the bridge imports this without FastAPI."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from timerstore.rows.sources import NamedPosition, SourceName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What the gauges know at `now_ms`, and what only the API tells. Times are epoch milliseconds."""
+    """The gauges at `now_ms`, and more for the API alone. Times are epoch milliseconds."""
 
     now_ms: int
     gauges: StoreSnapshot
     overdue: int
-    """Messages whose effective time was over when the clock's current ten seconds began."""
+    """Messages with an effective time before the start of the clock's current ten seconds."""
     next_at_ms: int | None
-    """When the next message comes up, to ten seconds where it is on disk only; in the past if it is overdue; None:
-    nothing is pending."""
+    """The time at which the next message comes up: to ten seconds for a message on disk, in the past for an overdue
+    one. None: no message is pending."""
     behind_s: Mapping[tuple[str, int], float]
-    """For how long records wait to be read, by partition of the delay topics."""
+    """The waiting time of unread records, by partition of the delay topics."""
     by_target: Mapping[str, int]
-    """The largest targets; "" is the delay topic's default, as a search takes it."""
+    """Pending messages of the largest targets; "" is the delay topic's default, as in a search."""
     lateness: RecentLateness | None
-    """None: too little is known yet."""
+    """None: not measured yet."""
 
 
 class Export(Protocol):
-    """A `timerstore.operations.export.Export`, as far as it is used here."""
+    """The used part of `timerstore.operations.export.Export`."""
 
     def __next__(self) -> pa.RecordBatch:
         """The next batch."""
@@ -51,7 +51,7 @@ class Export(Protocol):
 
 
 class PendingMessages(Protocol):
-    """A `TimerStore`, as far as it is asked here."""
+    """The used part of `TimerStore`."""
 
     def find(self, query: Query, now_ms: int, *, after: NamedPosition | None, limit: int, bulky: bool) -> Page:
         """See `TimerStore.find`."""
@@ -74,85 +74,86 @@ class PendingMessages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be done with messages of one partition of a delay topic, up to `headers.NAMED_MAX`."""
+    """An order to cancel or move at most `headers.NAMED_MAX` messages of one partition of a delay topic."""
 
     source: SourceName
     origins: tuple[int, ...]
     """The offsets of their originals, each once."""
     due_ms: int | None
-    """When they are to be due; None: they are cancelled."""
+    """Their new due time; None: cancel them."""
 
 
 class Commands(Protocol):
-    """Writes commands into the delay topics, and brings back their answers. Any thread."""
+    """Writes commands into the delay topics, and receives their answers. Any thread."""
 
     def send(self, orders: Sequence[Order]) -> Sequence[Future[Sequence[Answer]]]:
-        """Write a command for each, in order; blocks while too many are under way. A future has answers
-        whose counts add up to as many messages as its command names. It fails with BridgeError where that could not be
-        written, and never settles without answers: cancel it to give it up.
+        """Write a command for each order, in order; blocks while too many are under way. The result of a future is its
+        command's answers, whose counts add up to the number of named messages. A future fails with BridgeError if the
+        command could not be written. Without answers it never ends: cancel it to stop waiting.
 
-        Raises NotOwnedError for an origin of which another instance answers, ValueError for a time that is too far
-        away, BridgeError where too many are under way for long.
+        Raises NotOwnedError for an origin in another instance's partition, ValueError for a due time too far away,
+        BridgeError if too many commands are under way for long.
         """
 
 
 class NotOwnedError(Exception):
-    """The message is of a partition that this instance does not own."""
+    """This instance does not own the message's partition."""
 
 
 class DeadLetters(Protocol):
     """The dead-letter topics. Any thread; each call may take seconds, and raises BridgeError."""
 
     def page(self, choice: Choice, below: Mapping[SourceName, int] | None, limit: int) -> LetterPage:
-        """At most `limit` letters; fewer, or none, where many were looked at in vain."""
+        """At most `limit` letters; fewer, or none, if many records do not match."""
 
     def get(self, place: Origin) -> PlacedLetter | None:
-        """One; None where there is none."""
+        """The letter at `place`, or None."""
 
     def redrive(self, choice: Choice, *, execute: bool) -> Report:
-        """Put back what is chosen, or only count it."""
+        """Put the chosen letters back, or only count them."""
 
 
 class Pauses(Protocol):
     """Targets that an operator has paused. Any thread."""
 
     def names(self) -> frozenset[str]:
-        """Those that are paused."""
+        """The paused targets."""
 
     def topics(self) -> frozenset[str]:
-        """Delay topics whose default target is."""
+        """The delay topics whose default target is paused."""
 
     def owns(self, name: str) -> bool:
-        """Whether it is a topic of the bridge itself, which cannot be paused."""
+        """Whether this is a topic of the bridge itself, which cannot be paused."""
 
     def put(self, name: str, *, paused: bool, until_ms: int | None = None, why: str = "") -> bool:
-        """Pause one, for ever or until a time, or resume it; whether that changed anything. Raises ValueError for one
-        that cannot be, and BridgeError where it could not be written down: then nothing is changed."""
+        """Pause a target, for ever or until a time, or resume it. Returns whether that changed anything. Raises
+        ValueError for a target that cannot be paused, and BridgeError if the change could not be written: then nothing
+        changes."""
 
 
 class Source(Protocol):
-    """The bridge. For any thread; what may take long is called on a thread that may wait."""
+    """The bridge, for any thread. Methods that are not marked *at once* may block."""
 
     def now_ms(self) -> int:
         """The bridge's clock."""
 
     def phase(self) -> Phase:
-        """Where the bridge is; at once."""
+        """The bridge's phase; at once."""
 
     def pending(self) -> PendingMessages | None:
-        """What is pending here; None until it is complete, and between two assignments. At once."""
+        """The pending messages; None until they are complete, and between two assignments. At once."""
 
     def overview(self) -> Overview | None:
-        """None as for `pending`."""
+        """The totals; None whenever `pending` is None."""
 
     def targets(self) -> Sequence[TargetReport]:
-        """Targets that are known, those in trouble first."""
+        """The known targets, failing ones first."""
 
     def commands(self) -> Commands | None:
-        """None until delivery runs, and between two assignments. At once."""
+        """The writer of commands; None until delivery runs, and between two assignments. At once."""
 
     def dead_letters(self) -> DeadLetters:
-        """At once."""
+        """The dead-letter topics; at once."""
 
     def pauses(self) -> Pauses:
-        """At once."""
+        """The pauses; at once."""

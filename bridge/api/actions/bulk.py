@@ -80,7 +80,7 @@ class Bulks:
         """The response with the lines of `run`, or lines like them: sending them drives the action. It begins at
         `cursor`; `ended` gets the last line. Raises Problem if too many bulk actions are under way."""
         if self._under_way >= BULKS_MAX:
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{BULKS_MAX} bulk actions are under way. Ask again.")
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{BULKS_MAX} bulk actions are under way. Try again.")
         return StreamingResponse(self._lines(lines, cursor, ended), media_type=MEDIA_TYPE)
 
     async def _lines(
@@ -156,7 +156,7 @@ def _answers(page: _Page) -> list[Answer]:
     for future in left:
         future.cancel()
     if left:
-        raise _SilentError  # not TimeoutError: `Workers.run` takes that for its own time-out
+        raise _SilentError  # a class of its own: other waits raise TimeoutError, too
     return [answer for future in page.futures for answer in future.result()]
 
 

@@ -1,1 +1,1 @@
-"""Dead letters: list, look at one, put them back."""
+"""The API's dead letters: list them, show one, redrive them."""

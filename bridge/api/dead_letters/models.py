@@ -1,4 +1,4 @@
-"""What is asked of dead letters, and answered, as the OpenAPI document shows it. Times are epoch milliseconds."""
+"""Requests about dead letters and their answers, as the OpenAPI document shows them. Times are epoch milliseconds."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from timerstore.rows.sources import SourceName
 
 LIMIT_MAX: Final = 1_000
 HEADERS_MAX: Final = 100
-"""That are replaced at once."""
+"""The most headers that a redrive sets."""
 
 HeaderName = Annotated[str, StringConstraints(min_length=1, max_length=250)]
 
 
 class LetterFilters(BaseModel):
-    """Which dead letters: those that fit all that is given."""
+    """The wanted dead letters: those that match all filters."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    topic: Text | None = Field(default=None, description="Of this delay topic.")
-    reason: list[Text] = Field(default=[], max_length=50, description="With one of these reasons.")
-    target: Text | None = Field(default=None, description="For this real topic.")
-    since: Text | None = Field(default=None, description="Written then or later: RFC 3339 with a zone, or epoch ms.")
-    until: Text | None = Field(default=None, description="Written before then.")
+    topic: Text | None = Field(default=None, description="The delay topic that they come from.")
+    reason: list[Text] = Field(default=[], max_length=50, description="Their reasons: one of these.")
+    target: Text | None = Field(default=None, description="Their target.")
+    since: Text | None = Field(
+        default=None, description="The earliest time of their records: RFC 3339 with a zone, or epoch ms."
+    )
+    until: Text | None = Field(default=None, description="The end of the times of their records, exclusive.")
 
     def choice(self, **more: Any) -> Choice:
-        """For the reader. Raises ValueError that says which parameter is wrong."""
+        """The same for the reader. Raises ValueError with the name of the invalid parameter."""
         return Choice(
             topics=[] if self.topic is None else [self.topic],
             reasons=self.reason,
@@ -44,77 +46,77 @@ class LetterFilters(BaseModel):
 
 
 class LetterPageFilters(LetterFilters):
-    """The same, and which page of it."""
+    """The filters, and a page of the list."""
 
-    cursor: Text | None = Field(default=None, description="`next` of the page before.")
-    limit: int = Field(default=LIMIT_DEFAULT, ge=1, le=LIMIT_MAX, description="Letters of a page.")
+    cursor: Text | None = Field(default=None, description="The previous page's `next`.")
+    limit: int = Field(default=LIMIT_DEFAULT, ge=1, le=LIMIT_MAX, description="The most letters of a page.")
 
     def below(self) -> dict[SourceName, int] | None:
-        """Where the page begins. Raises ValueError for what is no cursor."""
+        """The page's end offsets. Raises ValueError for an invalid cursor."""
         return None if self.cursor is None else cursors.read_below(self.cursor)
 
 
 class DeadLetter(BaseModel):
-    """A dead letter; topic, partition and offset are its own."""
+    """A dead letter. `topic`, `partition` and `offset` are those of its record in the dead-letter topic."""
 
     topic: str
     partition: int
     offset: int
-    ts: int = Field(description="When it was written.")
+    ts: int = Field(description="The time of its record.")
     reason: str
-    detail: str = Field(description="What exactly was wrong.")
-    origin: str = Field(description="topic/partition/offset of the record that was sent.")
+    detail: str = Field(description="The exact fault.")
+    origin: str = Field(description="topic/partition/offset of the message's first record.")
     delay_topic: str
-    target: str = Field(description="Empty: it named none.")
+    target: str = Field(description="Empty: the message named none.")
     attempts: int
     key: Blob | None
     cut: bool = Field(
-        description="Its value did not fit: only the delay topic has the record, for as long as it keeps it."
+        description="true: the value was too large. Only the delay topic has the record, until its retention ends."
     )
-    redriven: bool | None = Field(description="Whether it has gone back; null: not looked up, for it is too far back.")
+    redriven: bool | None = Field(description="Whether it was redriven; null: unknown, too many records follow it.")
 
     @classmethod
-    def of(cls, found: PlacedLetter) -> Self:
-        return cls(**cls._fields(found))
+    def of(cls, placed: PlacedLetter) -> Self:
+        return cls(**cls._fields(placed))
 
     @staticmethod
-    def _fields(found: PlacedLetter) -> dict[str, Any]:
-        (topic, partition, offset), letter = found.place, found.letter
+    def _fields(placed: PlacedLetter) -> dict[str, Any]:
+        (topic, partition, offset), letter = placed.place, placed.letter
         return {
             "topic": topic,
             "partition": partition,
             "offset": offset,
-            "ts": found.ts_ms,
+            "ts": placed.ts_ms,
             "reason": letter.reason,
             "detail": letter.detail,
             "origin": letter.origin,
             "delay_topic": letter.topic,
             "target": letter.target,
             "attempts": letter.attempts,
-            "key": None if found.key is None else Blob.of(found.key, PREVIEW_BYTES_MAX),
+            "key": None if placed.key is None else Blob.of(placed.key, PREVIEW_BYTES_MAX),
             "cut": letter.is_cut,
-            "redriven": found.redriven,
+            "redriven": placed.redriven,
         }
 
 
 class DeadLetterDetail(DeadLetter, Bulk):
-    """One dead letter with what its record carries."""
+    """One dead letter with its headers and value."""
 
     @classmethod
-    def of_all(cls, found: PlacedLetter, *, show_payloads: bool) -> Self:
-        return cls(**cls._fields(found), **bulk(found.letter.headers, found.value, show_payloads=show_payloads))
+    def of_all(cls, placed: PlacedLetter, *, show_payloads: bool) -> Self:
+        return cls(**cls._fields(placed), **bulk(placed.letter.headers, placed.value, show_payloads=show_payloads))
 
 
 class DeadLetters(BaseModel):
-    """A page, the newest first. It may have fewer letters than its limit, or none, and others behind it."""
+    """A page of dead letters, the newest first. Even a page below its limit, or an empty one, may have a successor."""
 
     letters: list[DeadLetter]
-    next: str | None = Field(description="The cursor of the next page; null: there are no more.")
+    next: str | None = Field(description="The cursor of the next page; null: this is the last page.")
 
     @classmethod
     def of(cls, page: LetterPage) -> Self:
         letters = fitting(map(DeadLetter.of, page.letters))
-        left = [each.place for each in page.letters[len(letters) :]]
+        left = [placed.place for placed in page.letters[len(letters) :]]
         following = dict(page.next or {})
         for topic, partition, offset in reversed(left):  # the highest offset of each partition last
             following[topic, partition] = offset + 1
@@ -122,53 +124,57 @@ class DeadLetters(BaseModel):
 
 
 class Mend(BaseModel):
-    """What is changed in a record that goes back."""
+    """Changes to a record before it goes back."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    due_now: bool = Field(default=False, description="Due at once, in place of when it was.")
+    due_now: bool = Field(default=False, description="true: due at once, in place of its own due time.")
     set_headers: dict[HeaderName, Text] = Field(
-        default={}, max_length=HEADERS_MAX, description="Headers that are replaced, or added."
+        default={}, max_length=HEADERS_MAX, description="Headers to replace or add."
     )
 
     def mended(self) -> dict[str, Any]:
-        """For `Choice`."""
+        """The changes as arguments of `Choice`."""
         return {"due_now": self.due_now, "set_headers": [(n, text.encode()) for n, text in self.set_headers.items()]}
 
 
 class ManyLetters(LetterFilters, Mend):
-    """Which letters go back, and what is changed in them."""
+    """The letters to redrive, and the changes to them."""
 
-    all: bool = Field(default=False, description="true: without any filter, all of them.")
+    all: bool = Field(default=False, description="true: redrive all letters, without a filter.")
     dry_run: bool = Field(default=False, description="true: only count.")
 
 
-class Redrive(StrEnum):
-    """What has come of one letter."""
+class RedriveOutcome(StrEnum):
+    """The outcome of a redrive of one letter."""
 
     REDRIVEN = "redriven"
     BEFORE = "redriven-before"
-    """It had gone back already: nothing was done."""
+    """An earlier redrive put it back: nothing was done."""
     BROKEN = "broken"
-    """It would be rejected again as it is, or its value is missing."""
+    """It would be rejected again unchanged, or its value is missing."""
     FOREIGN = "foreign"
-    """It is no dead letter of these delay topics."""
+    """The record is not a dead letter of these delay topics."""
 
 
 class Redriven(BaseModel):
-    """What has come of one letter."""
+    """The answer to a redrive of one letter."""
 
-    outcome: Redrive
+    outcome: RedriveOutcome
 
     @classmethod
     def of(cls, report: Report) -> Self:
-        """Of a run over one letter."""
-        outcomes = ((report.back, Redrive.REDRIVEN), (report.before, Redrive.BEFORE), (report.broken, Redrive.BROKEN))
-        return cls(outcome=next((outcome for count, outcome in outcomes if count), Redrive.FOREIGN))
+        """The answer from the report of a run over one letter."""
+        outcomes = (
+            (report.back, RedriveOutcome.REDRIVEN),
+            (report.before, RedriveOutcome.BEFORE),
+            (report.broken, RedriveOutcome.BROKEN),
+        )
+        return cls(outcome=next((outcome for count, outcome in outcomes if count), RedriveOutcome.FOREIGN))
 
 
 class LetterCount(BaseModel):
-    """Letters of one reason and target."""
+    """The number of letters of one reason and target."""
 
     reason: str
     target: str
@@ -176,30 +182,30 @@ class LetterCount(BaseModel):
 
 
 class LettersCounted(BaseModel):
-    """How many letters fit, by reason and target."""
+    """The number of matching letters, by reason and target."""
 
-    count: int = Field(description="Those that have not gone back.")
-    by: list[LetterCount] = Field(description="The same by reason and target, the most first.")
-    redriven: int = Field(description="Of all letters, whatever the filters say: those that have gone back.")
+    count: int = Field(description="The letters that were not redriven yet.")
+    by: list[LetterCount] = Field(description="The same by reason and target, the largest number first.")
+    redriven: int = Field(description="The redriven letters, regardless of the filters.")
 
     @classmethod
     def of(cls, report: Report) -> Self:
-        """Of a run that changes nothing."""
-        here = report.back + report.broken
-        by = [LetterCount(reason=reason, target=target, count=n) for (reason, target), n in here.most_common()]
-        return cls(count=here.total(), by=by, redriven=report.before)
+        """The numbers from the report of a dry run."""
+        left = report.back + report.broken
+        by = [LetterCount(reason=reason, target=target, count=n) for (reason, target), n in left.most_common()]
+        return cls(count=left.total(), by=by, redriven=report.before)
 
 
 class ManyRedriven(BaseModel):
-    """How many letters have gone back, or would with dry_run."""
+    """The numbers of letters of a redrive, or of a dry run."""
 
     count: int
     exact: bool
     dry_run: bool
-    by: list[LetterCount] = Field(description="Those that went back, or would.")
-    broken: list[LetterCount] = Field(description="Those that stay: they need due_now or set_headers, or their value.")
-    before: int = Field(description="Had gone back already.")
-    foreign: int = Field(description="Records that are no dead letters of these delay topics.")
+    by: list[LetterCount] = Field(description="The redriven letters; in a dry run, the letters to redrive.")
+    broken: list[LetterCount] = Field(description="The letters left: they need due_now, set_headers, or their value.")
+    before: int = Field(description="The letters of earlier redrives.")
+    foreign: int = Field(description="Other records: they are not dead letters of these delay topics.")
 
     @classmethod
     def of(cls, report: Report, *, dry_run: bool) -> Self:

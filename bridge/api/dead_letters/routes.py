@@ -1,4 +1,4 @@
-"""The routes of dead letters: a page, one, and redrive of one or of all that fit."""
+"""The routes of dead letters: a page, one letter, and redrive of one or of all matching letters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bridge.errors import BridgeError
 from bridge.wire.headers import origin_text
 
 REDRIVE_S: Final = 50.0
-"""Less than a connection has. What is put back by then is; the same request goes on."""
+"""The time of a redrive, less than that of a connection. A repetition of the request goes on from there."""
 
 T = TypeVar("T")
 
@@ -43,14 +43,14 @@ def add(app: FastAPI, asked: Asked) -> None:
 
     @app.get(f"{PREFIX}/dead-letters", operation_id="dead_letters", response_model_exclude_unset=True)
     async def dead_letters(filters: Annotated[models.LetterPageFilters, Query()]) -> models.DeadLetters:
-        """Dead letters, the newest first, a page at a time."""
+        """A page of the dead letters, the newest first."""
         choice, below = checked(lambda: (filters.choice(), filters.below()))
         page = await ask(lambda letters: letters.page(choice, below, filters.limit))
         return models.DeadLetters.of(page)
 
     @app.get(f"{PREFIX}/dead-letters/count", operation_id="count_dead_letters")
     async def count_dead_letters(filters: Annotated[models.LetterFilters, Query()]) -> models.LettersCounted:
-        """How many dead letters fit; all of them are read for it."""
+        """The number of matching dead letters. The count reads all dead-letter topics."""
         choice = checked(filters.choice)
         report = await ask(lambda letters: letters.redrive(choice, execute=False), REDRIVE_S)
         return models.LettersCounted.of(report)
@@ -60,10 +60,10 @@ def add(app: FastAPI, asked: Asked) -> None:
     @app.get(path, operation_id="dead_letter", responses=NOT_FOUND, response_model_exclude_unset=True)
     async def dead_letter(place: Place) -> models.DeadLetterDetail:
         """One dead letter, by its own topic, partition and offset."""
-        found = await ask(lambda letters: letters.get(place))
-        if found is None:
-            raise Problem(HTTPStatus.NOT_FOUND, f"{origin_text(*place)} is no dead letter.")
-        return models.DeadLetterDetail.of_all(found, show_payloads=asked.show_payloads)
+        letter = await ask(lambda letters: letters.get(place))
+        if letter is None:
+            raise Problem(HTTPStatus.NOT_FOUND, f"{origin_text(*place)} is not a dead letter.")
+        return models.DeadLetterDetail.of_all(letter, show_payloads=asked.show_payloads)
 
     @app.post(f"{path}/redrive", operation_id="redrive", responses=NOT_FOUND | ACTION_REFUSALS)
     async def redrive(request: Request, place: Place, mend: models.Mend) -> models.Redriven:
@@ -76,7 +76,7 @@ def add(app: FastAPI, asked: Asked) -> None:
 
     @app.post(f"{PREFIX}/dead-letters/redrive", operation_id="redrive_many", responses=ACTION_REFUSALS)
     async def redrive_many(request: Request, which: models.ManyLetters) -> models.ManyRedriven:
-        """Put all dead letters that fit back into their delay topics, each of them once."""
+        """Put all matching dead letters back into their delay topics, each once."""
         must_choose(which, models.LetterFilters, all=which.all)
         choice = checked(lambda: which.choice(**which.mended()))
         report = await ask(lambda letters: letters.redrive(choice, execute=not which.dry_run), REDRIVE_S)

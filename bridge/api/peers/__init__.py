@@ -1,1 +1,1 @@
-"""Several instances: any of them answers for all."""
+"""Several instances: any of them answers for all, by asking the others."""

@@ -1,4 +1,4 @@
-"""The reader's end of an export: its Arrow batches, and whether they are all. Pure; also for clients."""
+"""The reader's end of an export: its Arrow batches, and whether the stream is complete. Pure; also for clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 
 
 class BrokenOffError(Exception):
-    """A stream has ended early, behind so many rows."""
+    """A stream ended early, after `rows` rows."""
 
     def __init__(self, rows: int, reason: str) -> None:
         super().__init__(f"broken off after {rows} messages: {reason}")
@@ -21,8 +21,8 @@ class BrokenOffError(Exception):
 
 
 def batches(stream: Any) -> Generator[pa.RecordBatch, None, list[str]]:
-    """All batches of a binary file, one at least; returns the instances that have not answered. Raises BrokenOffError:
-    the last batch says how many rows there were."""
+    """All batches of a binary file, at least one; returns the instances that did not answer. Raises BrokenOffError if
+    the last batch is missing, or names another number of rows."""
     rows, metadata = 0, None
     try:
         reader = pa.ipc.open_stream(stream)

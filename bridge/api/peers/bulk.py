@@ -1,5 +1,5 @@
-"""A bulk action at all instances at once. Each tells how far it is, of which the last line is kept, and the sum is told
-twice a second. When the client has gone, the others end with their next line."""
+"""A bulk action at all instances at once. Each sends lines of progress; their sum goes to the client twice a second.
+After the client has left, the other instances stop at their next line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROGRESS_S: Final = 0.5
 async def everywhere(
     here: AsyncIterator[Progress] | None, peers: Peers, target: str, body: bytes, cursor: str | None
 ) -> AsyncIterator[Progress]:
-    """Lines of what all have done: this instance does what `here` says, unless it cannot. `cursor` is where it
-    began."""
+    """The progress of all instances. `here` is the action of this instance; None: it cannot act now. `cursor` is the
+    request's."""
     nothing = Progress(done=0, outcomes={}, cursor=cursor, complete=False)
     last = dict.fromkeys((THIS, *peers.others()), nothing)
     is_over = threading.Event()
@@ -43,7 +43,7 @@ async def everywhere(
         if reply.instance == peers.instance:
             del last[url]
 
-    tasks = [asyncio.create_task(each) for each in (act(), *map(follow, peers.others()))]
+    tasks = [asyncio.create_task(work) for work in (act(), *map(follow, peers.others()))]
     waiting, told = set(tasks), _sum(last, [])
     try:
         while waiting:
@@ -62,13 +62,13 @@ async def everywhere(
 
 
 def _sum(last: Mapping[str, Progress], silent: list[str]) -> Progress:
-    """What is before the cursor is done by all. Those that are `silent` have not ended as they should."""
+    """The progress of all: its cursor is the earliest one. The `silent` instances ended without a result."""
     outcomes: Counter[Outcome] = Counter()
     for line in last.values():
         outcomes.update(line.outcomes)
     left = [line.cursor for line in last.values() if not line.complete]
     errors = [f"{who}: {line.error}" for who, line in last.items() if line.error is not None]
-    errors += [f"{who}: no answer, or it has broken off" for who in silent]
+    errors += [f"{who}: no answer, or an incomplete one" for who in silent]
     return Progress(
         done=sum(line.done for line in last.values()),
         outcomes=dict(outcomes),

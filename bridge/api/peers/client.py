@@ -1,7 +1,7 @@
-"""Asks the other instances, all at once, for as long as a client would wait.
+"""The client for the other instances: it asks them all at once, with the patience of a client of its own.
 
-Every question names the instance that forwards it, so that none is forwarded twice, and an instance that the list of
-peers has as its own peer does not act on it again. An instance is told apart by its name, in a header of every answer.
+Every request names the forwarding instance. So no request is forwarded twice, and an instance in its own list of peers
+does not act again. Every answer names its instance in a header: by it an instance recognises itself.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ FORWARDED: Final = "X-Delay-Bridge-Forwarded"
 INSTANCE: Final = "X-Delay-Bridge-Instance"
 THIS: Final = "this instance"
 PEER_S: Final = 12.0
-"""For an action: longer than its answer takes."""
+"""The longest wait for an action: longer than its answer takes."""
 QUESTION_S: Final = 5.0
 PART_S: Final = 15.0
-"""For the next part of an export: less than a request has."""
+"""The longest wait for the next part of an export: less than that for a request."""
 LINE_S: Final = 90.0
-"""For the next line of a bulk action: longer than a page takes."""
+"""The longest wait for the next line of a bulk action: longer than a page takes."""
 FOLLOW_S: Final = 86_400.0
 ANSWER_BYTES_MAX: Final = 4 << 20
-"""More than an instance says, but with tens of thousands of partitions. A longer answer counts as none."""
+"""Only tens of thousands of partitions make a longer answer. It counts as none."""
 LINE_BYTES_MAX: Final = 64 << 10
 THREADS_MAX: Final = 64
 FOLLOWING_MAX: Final = 128
-"""Two bulk actions at as many peers as there may be."""
+"""Enough for two bulk actions at the largest number of peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a peer says; `status` 0: nothing. `stream` is what it goes on to say, where that was asked for."""
+    """The answer of a peer; `status` 0: it gave none. `stream` is the unread body of an answer of `open`."""
 
     url: str
     instance: str = ""
@@ -56,7 +56,7 @@ class Peers:
     """The other instances, by their base URLs. For one event loop."""
 
     def __init__(self, urls: Sequence[str], instance: str, protection: Protection) -> None:
-        """`instance` is this one's name."""
+        """`instance` is the name of this one."""
         self.urls, self.instance = tuple(dict.fromkeys(url.rstrip("/") for url in urls)), instance
         self._workers, self._followers = Workers(THREADS_MAX), Workers(FOLLOWING_MAX)
         self._own: set[str] = set()
@@ -68,21 +68,20 @@ class Peers:
             self._headers["Authorization"] = f"Basic {credentials}"
         self._context = ssl.create_default_context()
         if protection.certificate is not None:
-            with suppress(ssl.SSLError):  # the chain of one authority that the instances share
+            with suppress(ssl.SSLError):  # a chain of the authority that the instances share
                 self._context.load_verify_locations(cafile=protection.certificate.files[0])
 
     def others(self) -> list[str]:
-        """The URLs, without those that are known to be this instance's."""
+        """The URLs, without the known ones of this instance."""
         return [url for url in self.urls if url not in self._own]
 
     async def ask(self, target: str, body: bytes | None) -> list[Reply]:
-        """What each of the others says, this one left out. `target` is path and query; with a `body` it is an
-        action."""
+        """The answers of the other instances. `target` is path and query; a `body` makes the request an action."""
         wait_s = QUESTION_S if body is None else PEER_S
         return await self._all(wait_s, lambda url: self._reply(url, self._opened(url, target, body, wait_s)))
 
     async def open(self, target: str) -> list[Reply]:
-        """The same, each with a stream that is to be read and closed if its status is 200."""
+        """The same, with a stream in each answer of status 200. The caller reads and closes it."""
 
         def opened(url: str) -> Reply:
             response = self._opened(url, target, None, PEER_S, PART_S)
@@ -93,8 +92,8 @@ class Peers:
         return await self._all(PEER_S, opened)
 
     async def follow(self, url: str, target: str, body: bytes, tell: Callable[[bytes], bool]) -> Reply:
-        """Have one of the others act. `tell` is called on a thread, with each line of the answer, until it returns
-        False; its ValueError counts as no answer."""
+        """Send an action to one of the others. A thread calls `tell` with each line of the answer, until it returns
+        False. A ValueError of `tell` counts as no answer."""
 
         def read() -> Reply:
             response = self._opened(url, target, body, PEER_S, LINE_S)
@@ -109,7 +108,7 @@ class Peers:
 
     async def _all(self, wait_s: float, ask: Callable[[str], Reply]) -> list[Reply]:
         asked = [self._run(self._workers, url, lambda url=url: ask(url), wait_s) for url in self.others()]  # type: ignore[misc]
-        return [each for each in await asyncio.gather(*asked) if each.instance != self.instance]
+        return [reply for reply in await asyncio.gather(*asked) if reply.instance != self.instance]
 
     async def _run(self, workers: Workers, url: str, work: Callable[[], Reply], wait_s: float) -> Reply:
         try:
@@ -123,8 +122,8 @@ class Peers:
     def _opened(
         self, url: str, target: str, body: bytes | None, wait_s: float, then_s: float | None = None
     ) -> http.client.HTTPResponse:
-        """An answer of which the head is read; `then_s` is for each further part. A redirect is an answer as any
-        other: it would take the password along. No proxy is used."""
+        """An answer after its head; `then_s` is the longest wait for each further part. Redirects are not followed:
+        they would take the password along. No proxy is used."""
         parts = urlsplit(url)
         connection = (
             http.client.HTTPSConnection(parts.netloc, timeout=wait_s, context=self._context)
@@ -134,7 +133,7 @@ class Peers:
         action = {} if body is None else {ACTION: "1", "Content-Type": "application/json"}
         connection.request("GET" if body is None else "POST", parts.path + target, body, self._headers | action)
         sock = connection.sock
-        response = connection.getresponse()  # it holds the socket open, and the connection does not
+        response = connection.getresponse()  # the response holds the socket open; the connection does not
         sock.settimeout(then_s or wait_s)
         return response
 

@@ -1,5 +1,5 @@
-"""The export of all instances as one: they begin together, and a batch of each comes in turn, so that none waits long
-for its reader."""
+"""The export of all instances as one. They begin together; then their batches come in turn, so that no instance waits
+long for its reader."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from timerstore.operations.export import SCHEMA
 
 
 class Everywhere:
-    """An `Export` of several."""
+    """An `Export` made of those of several instances."""
 
     def __init__(self, here: Export | None, streams: Sequence[Reply]) -> None:
         self._left: deque[Export] = deque([] if here is None else [here])
         self._left.extend(_There(each) for each in streams)
 
     def __next__(self) -> pa.RecordBatch:
-        """The next batch. Raises Problem where an instance breaks off."""
+        """The next batch. Raises Problem if an instance breaks off."""
         while self._left:
             with suppress(StopIteration):
                 batch = next(self._left[0])
@@ -47,9 +47,9 @@ class _There:
         try:
             batch = next(self._batches)
         except BrokenOffError as error:
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._url} has {error}.") from None
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"The export of {self._url} has {error}.") from None
         if not batch.schema.equals(SCHEMA):
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._url} is of another version.")
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._url} runs another version.")
         return batch
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""Answers for all instances: ASGI middleware that asks the others what this one is asked, and merges.
+"""Answers for all instances: ASGI middleware that forwards requests to the others and merges the answers.
 
-    question, count of a dry run  this one's answer and the others', merged
-    one message, an action on it  from the instance that owns its partition: this one, else whichever has it
+    question, count of a dry run  the answers of all instances, merged
+    one message, an action on it  the answer of the partition's owner: this instance, or another one
     pause, resume of a target     done by all
     bulk action, export           their routes merge streams (bulk.py and export.py here)
-    all else                      this one's: dead letters, which any instance reads
+    other requests                this instance's answer: every instance reads all dead letters
 
-An instance that does not answer is named in the answer (`incomplete`). What is forwarded already is answered alone, and
-what this instance has forwarded to itself not at all.
+The answer names the instances that did not answer (`incomplete`). The receiver of a forwarded request answers alone; a
+request that this instance has forwarded to itself is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BULK: Final = re.compile(r"/messages/(cancel|move|deliver)")
 
 
 class FanOut:
-    """Around the application, inside of the guard."""
+    """ASGI middleware around the application, inside the guard."""
 
     def __init__(self, app: ASGIApp, peers: Peers) -> None:
         self._app, self._peers = app, peers
@@ -53,11 +53,10 @@ class FanOut:
         path = _asked(scope["path"])
         sender, is_action = Headers(scope=scope).get(FORWARDED), scope["method"] == "POST"
         if sender is not None and sender == self._peers.instance:
-            await Problem(HTTPStatus.LOOP_DETECTED, "It comes from this instance itself.").response()(
-                scope, receive, named
-            )
+            detail = "Request loop: this instance forwarded the request to itself."
+            await Problem(HTTPStatus.LOOP_DETECTED, detail).response()(scope, receive, named)
             return
-        is_question = scope["method"] == "GET"  # another method is refused by the application, with what is allowed
+        is_question = scope["method"] == "GET"  # the application refuses other methods and names the allowed ones
         is_merged = is_question and (path in merge.MERGED or path in merge.LISTS)
         is_owned = (is_question and MESSAGE.fullmatch(path)) or (is_action and ACTION_ON.fullmatch(path))
         is_for_all = is_action and DONE_BY_ALL.fullmatch(path) is not None
@@ -73,27 +72,27 @@ class FanOut:
             owned = await self._of_its_owner(scope, body)
             await owned(scope, receive, named)
             return
-        (status, found), replies = await asyncio.gather(self._local(scope, body), self._ask(scope, body))
+        (status, content), replies = await asyncio.gather(self._local(scope, body), self._ask(scope, body))
         if status not in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE):
-            answer: Response = _answer(status, found)
+            answer: Response = _answer(status, content)
         else:
-            replies = [Reply(url=THIS, status=status, body=found), *replies]
+            replies = [Reply(url=THIS, status=status, body=content), *replies]
             answer = _done_by_all(replies) if is_for_all else _merged("/count" if is_many else path, scope, replies)
         await answer(scope, receive, named)
 
     async def _of_its_owner(self, scope: Scope, body: bytes | None) -> Response:
-        """This instance is asked first; the message may be anywhere."""
-        status, found = await self._local(scope, body)
+        """The answer about one message: of this instance, or else of the others."""
+        status, content = await self._local(scope, body)
         if status != HTTPStatus.NOT_FOUND:
-            return _answer(status, found)
+            return _answer(status, content)
         replies = await self._ask(scope, body)
-        has_it = next((each for each in replies if each.status not in (0, 404, 503)), None)
-        if has_it is not None and has_it.body is not None:
-            return _answer(has_it.status, dict(has_it.body))
-        silent = [each.url for each in replies if each.status != HTTPStatus.NOT_FOUND]
+        owner = next((reply for reply in replies if reply.status not in (0, 404, 503)), None)
+        if owner is not None and owner.body is not None:
+            return _answer(owner.status, dict(owner.body))
+        silent = [reply.url for reply in replies if reply.status != HTTPStatus.NOT_FOUND]
         if not silent:
-            return _answer(status, found)
-        detail = f"It may be with one of those that do not answer: {', '.join(silent)}."
+            return _answer(status, content)
+        detail = f"Not found here, and these instances do not answer: {', '.join(silent)}."
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, incomplete=silent).response()
 
     async def _ask(self, scope: Scope, body: bytes | None) -> list[Reply]:
@@ -116,13 +115,13 @@ class FanOut:
 
 
 def _asked(path: str) -> str:
-    """What the API is asked, without its prefix; "" where it is not asked: the page's views have addresses that are
-    alike."""
+    """The path of a request to the API, without its prefix; "" for other requests, such as the page's views with the
+    same paths."""
     return path.removeprefix(PREFIX) if path.startswith(f"{PREFIX}/") else ""
 
 
 def _again(body: bytes, receive: Receive | None = None) -> Receive:
-    """Gives a body that was read, and then what comes behind it."""
+    """Replays a body that was read, and then receives the following messages."""
     is_given = False
 
     async def give() -> Message:
@@ -136,7 +135,7 @@ def _again(body: bytes, receive: Receive | None = None) -> Receive:
 
 
 def _is_dry_run(body: bytes) -> bool:
-    """Also if it is wrong: the application says why."""
+    """Whether the body asks for a dry run. An invalid body counts as one: the application names the fault."""
     try:
         return ManyMoved.model_validate_json(body).dry_run
     except ValidationError:
@@ -144,7 +143,7 @@ def _is_dry_run(body: bytes) -> bool:
 
 
 async def _body(receive: Receive) -> bytes:
-    """Bounded by the guard."""
+    """The request's body; the guard limits its size."""
     parts = bytearray()
     while True:
         message = await receive()
@@ -154,8 +153,8 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _merged(path: str, scope: Scope, replies: Sequence[Reply]) -> Response:
-    answers = [dict(each.body) for each in replies if each.status == HTTPStatus.OK and each.body is not None]
-    silent = [each.url for each in replies if each.status != HTTPStatus.OK or each.body is None]
+    answers = [dict(reply.body) for reply in replies if reply.status == HTTPStatus.OK and reply.body is not None]
+    silent = [reply.url for reply in replies if reply.status != HTTPStatus.OK or reply.body is None]
     if not answers:
         return _answer(HTTPStatus.SERVICE_UNAVAILABLE, replies[0].body)
     try:
@@ -165,26 +164,26 @@ def _merged(path: str, scope: Scope, replies: Sequence[Reply]) -> Response:
         else:
             merged = merge.MERGED[path](answers)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        detail = "An instance answers otherwise than this one: are they of one version?"
+        detail = "An instance gives answers of another form: make sure that all instances run the same version."
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail).response()
     return JSONResponse(merged | ({"incomplete": silent} if silent else {}))
 
 
 def _done_by_all(replies: Sequence[Reply]) -> Response:
     first, *others = replies
-    silent = [each.url for each in others if each.status != HTTPStatus.OK]
+    silent = [reply.url for reply in others if reply.status != HTTPStatus.OK]
     if first.status != HTTPStatus.OK or first.body is None:
         return _answer(first.status, first.body)
     return JSONResponse({**first.body, **({"incomplete": silent} if silent else {})})
 
 
-def _answer(status: int, found: Any) -> Response:
+def _answer(status: int, content: Any) -> Response:
     if status == HTTPStatus.OK:
-        return JSONResponse(found)
-    detail = found.get("detail", "") if isinstance(found, dict) else ""
+        return JSONResponse(content)
+    detail = content.get("detail", "") if isinstance(content, dict) else ""
     more = {
         name: value
-        for name, value in (found.items() if isinstance(found, dict) else ())
+        for name, value in (content.items() if isinstance(content, dict) else ())
         if name not in ("type", "title", "status", "detail")
     }
     return Problem(HTTPStatus(status), detail, **more).response()

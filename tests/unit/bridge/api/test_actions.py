@@ -220,7 +220,7 @@ def test_dead_letters_are_listed_a_page_at_a_time() -> None:
     assert [each["offset"] for each in rest["letters"]] == [2, 1, 0] and rest["next"] is None
     one = api.get("/api/v1/dead-letters/delay.dlt/0/3").json()
     assert (one["value"], one["value_bytes"]) == (None, 1)
-    refused(api.get("/api/v1/dead-letters/delay.dlt/0/9"), 404, "no dead letter")
+    refused(api.get("/api/v1/dead-letters/delay.dlt/0/9"), 404, "not a dead letter")
     refused(api.get("/api/v1/dead-letters?cursor=abc"), 400, "the previous page's `next`")
     refused(api.get("/api/v1/dead-letters?resaon=x"), 422, "The parameters are: topic, reason")
 

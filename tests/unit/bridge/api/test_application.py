@@ -227,7 +227,7 @@ def test_the_timeline() -> None:
     refused(api.get("/api/v1/timeline?edge=soon"), 400, "edge: 'soon'")
     refused(api.get("/api/v1/timeline"), 422, "The parameters are: edge.")
     refused(api.get("/api/v1/timeline", params={"edge": [1] * 102}), 422, "at most 101")
-    refused(client(Bridge(None)).get("/api/v1/timeline?edge=1"), 503, "Ask again")
+    refused(client(Bridge(None)).get("/api/v1/timeline?edge=1"), 503, "Try again")
 
 
 def test_topics_of_the_bridge_are_not_pausable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_it_only_reads() -> None:
     api = client(Bridge())
     refused(api.post("/api/v1/messages/cancel", json={"all": True}, headers=ACTION), 403, "http.api")
     assert api.get("/api/v1/summary").json()["writable"] is False
-    refused(api.put("/api/v1/messages"), 405, "not possible")
+    refused(api.put("/api/v1/messages"), 405, "not allowed")
     refused(api.request("GET", "/api/v1/messages", content=b"{}"), 413, "Send no body")
     assert api.get("/api/v1/openapi.json").json()["openapi"].startswith("3.")
     assert {api.get(path).status_code for path in ("/docs", "/redoc", "/api/v1/docs")} == {404}

@@ -77,7 +77,7 @@ def test_a_method_that_is_not_allowed_is_told_with_those_that_are(peers: list[st
         for method in {"get", "post", "put", "delete", "head", "options", "patch"} - {allowed}:
             answer = api.request(method, place)
             assert (answer.status_code, answer.headers["Allow"]) == (405, allowed.upper()), (method, path)
-            assert method == "head" or f"{allowed.upper()} is." in answer.json()["detail"]
+            assert method == "head" or f"use {allowed.upper()}." in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("peers", PEERS)
