@@ -1,7 +1,7 @@
-"""`delay-bridge pending cancel|move|deliver` and `targets pause|resume`: what a running bridge is to do.
+"""`delay-bridge pending cancel|move|deliver` and `targets pause|resume`: actions of a running bridge.
 
-Twins of the HTTP API. One message is named by its origin; many by filters, and then it is counted first, and asked
-whether that is meant. The exit status is 1 where nothing was changed that should have been, or not everything.
+They are twins of the HTTP API. An origin names one message; filters name many. Before an action on many messages the
+command counts them and asks for confirmation. The exit status is 1 if not all of the messages were changed.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from bridge.wire.printable import printable
 
 OriginArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="One message, as `list` names it; else filters."),
+    typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="The origin of one message, from `list`; else filters."),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Without any filter: all messages.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All messages, without a filter.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether that many are meant.")]
-CursorOption = Annotated[str | None, typer.Option("--cursor", help="Go on where an earlier one was broken off.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+CursorOption = Annotated[str | None, typer.Option("--cursor", help="Continue an interrupted action from its cursor.")]
 CHANGED: Final = ("cancelled", "moved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatientConnection(pending.Connection):
-    """For what may take long."""
+    """The connection for actions that may take long."""
 
     timeout: pending.TimeoutOption = 70.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Which(pending.Filters):
-    """Options that say which messages are acted on, and how."""
+    """Options of an action: its messages, and its mode."""
 
     everything: AllOption = False
     dry_run: DryRunOption = False
@@ -50,8 +50,7 @@ class Which(pending.Filters):
     output: pending.OutputOption = pending.Output.TEXT
 
     def act(self, api: ApiClient, action: str, one: str | None, when: Mapping[str, str]) -> None:
-        """On one message, or on those that are chosen. Raises ConfigurationError for options that do not go
-        together."""
+        """Act on one message, or on the chosen ones. Raises ConfigurationError for options that exclude each other."""
         chosen = self.parameters()
         if one is not None and (chosen or self.everything or self.dry_run or self.cursor is not None):
             raise ConfigurationError("an origin and filters are given", hint="Give one or the other.", code="DB-1003")
@@ -60,7 +59,7 @@ class Which(pending.Filters):
             return
         if not chosen and not self.everything:
             hint = "Give an origin, a filter, or --all."
-            raise ConfigurationError("no message is chosen", hint=hint, code="DB-1003")
+            raise ConfigurationError("no messages are selected", hint=hint, code="DB-1003")
         body: dict[str, Any] = {**body_of(chosen), **when, "all": self.everything}
         if self.dry_run or not self.yes:
             counted = api.post(f"messages/{action}", body | {"dry_run": True})
@@ -76,7 +75,7 @@ class Which(pending.Filters):
 
 
 def command_of(action: str) -> Callable[..., None]:
-    """The command of an action that needs no more than messages."""
+    """The command of an action without arguments of its own."""
 
     @bundled
     def command(which: Which, connection: PatientConnection, one: OriginArgument = None) -> None:
@@ -95,7 +94,7 @@ def move(
     which: Which,
     connection: PatientConnection,
 ) -> None:
-    """Have one pending message, or all that fit, be due at another time. Exit status as of `cancel`."""
+    """Move one pending message, or all matching ones, to another due time. The exit status is that of `cancel`."""
     with connection.open() as api:
         due_ms, after_ms = read_option(parse_until, at, "--at"), read_option(with_unit, after, "--after")
         if (due_ms is None) == (after_ms is None):
@@ -105,27 +104,27 @@ def move(
         which.act(api, "move", one, when)
 
 
-TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="The real topic.")]
-UnknownOption = Annotated[bool, typer.Option("--unknown", help="Although the bridge knows no target of this name.")]
+TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="The target topic.")]
+UnknownOption = Annotated[bool, typer.Option("--unknown", help="Allow a target that the bridge does not know.")]
 
 
 @bundled
 def pause_target(
     name: TargetArgument,
-    reason: Annotated[str, typer.Option(help="Why, for people: at most 100 characters.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason, for people: at most 100 characters.")] = "",
     until: Annotated[
-        str | None, typer.Option(help="When it ends: RFC 3339 with a zone, or epoch milliseconds.")
+        str | None, typer.Option(help="End of the pause: RFC 3339 with a zone, or epoch milliseconds.")
     ] = None,
-    after: Annotated[str | None, typer.Option("--for", help="For how long: 90s, 1h30m, 7d, PT15M.")] = None,
+    after: Annotated[str | None, typer.Option("--for", help="Duration of the pause: 90s, 1h30m, 7d, PT15M.")] = None,
     *,
     unknown: UnknownOption = False,
     connection: pending.Connection,
     output: pending.OutputOption = pending.Output.TEXT,
 ) -> None:
-    """Put the messages of a target off until it is resumed. Exit status 1 if nothing is known by its name."""
+    """Pause a target: its messages wait until it is resumed. The exit status is 1 if the target is unknown."""
     read_option(with_unit, after, "--for")
-    said = {"reason": reason, "until": until, "after": after}
-    _put(connection, name, "pause", {key: text for key, text in said.items() if text}, output, unknown=unknown)
+    options = {"reason": reason, "until": until, "after": after}
+    _put(connection, name, "pause", {key: text for key, text in options.items() if text}, output, unknown=unknown)
 
 
 @bundled
@@ -136,7 +135,7 @@ def resume_target(
     connection: pending.Connection,
     output: pending.OutputOption = pending.Output.TEXT,
 ) -> None:
-    """Deliver to a target again. Exit status as of `pause`."""
+    """Resume a paused target. The exit status is that of `pause`."""
     _put(connection, name, "resume", {}, output, unknown=unknown)
 
 
@@ -144,7 +143,7 @@ def _put(
     connection: pending.Connection,
     name: str,
     action: str,
-    said: Mapping[str, str],
+    body: Mapping[str, str],
     output: pending.Output,
     *,
     unknown: bool,
@@ -152,40 +151,40 @@ def _put(
     with connection.open() as api:
         if not unknown and not _is_known(api, name):
             say(
-                f"nothing is known by the name {name}: the bridge has no message for it, and has delivered none."
-                f" --unknown {action}s it all the same",
+                f"unknown target {name}: the bridge has no message for it, and has delivered none."
+                f" --unknown {action}s it anyway",
                 err=True,
             )
             raise typer.Exit(1)
-        done = api.post(f"targets/{quote(name, safe='')}/{action}", said)
+        done = api.post(f"targets/{quote(name, safe='')}/{action}", body)
         changed = "" if done.get("changed") is True else " already"
         say(pending.as_json(done) if output is pending.Output.JSON else f"{name} is{changed} {action}d")
 
 
 def _is_known(api: ApiClient, target: str) -> bool:
-    """Whether the bridge has delivered to it, or has messages for it."""
-    if any(each.get("name") == target for each in pending.objects(api, api.get("targets"), "targets")):
+    """Whether the bridge has delivered to a target, or has messages for it."""
+    if any(known.get("name") == target for known in pending.objects(api, api.get("targets"), "targets")):
         return True
     count = api.get("count", [("target", target)]).get("count")
     return isinstance(count, int) and count > 0
 
 
 def add() -> None:
-    ends = "Exit status 1 if it was not pending, or not all are done."
-    pending.app.command("cancel", help=f"Cancel one pending message, or all that fit. {ends}")(command_of("cancel"))
+    status = "The exit status is 1 if a message was not pending, or not all are done."
+    cancel = f"Cancel one pending message, or all matching ones. {status}"
+    pending.app.command("cancel", help=cancel)(command_of("cancel"))
     pending.app.command()(move)
-    pending.app.command("deliver", help=f"Deliver one pending message, or all that fit, now. {ends}")(
-        command_of("deliver")
-    )
+    deliver = f"Deliver one pending message, or all matching ones, now. {status}"
+    pending.app.command("deliver", help=deliver)(command_of("deliver"))
     pending.targets_app.command("pause")(pause_target)
     pending.targets_app.command("resume")(resume_target)
 
 
 def confirm(question: str) -> None:
-    """Raises typer.Exit if the answer is no, and ConfigurationError where there is no terminal to ask on."""
+    """Ask on the terminal. Raises typer.Exit if the answer is no, ConfigurationError without a terminal."""
     if not _is_terminal():
         hint = "Give --yes; --dry-run counts."
-        raise ConfigurationError("there is no terminal to ask on", hint=hint, code="DB-1003")
+        raise ConfigurationError("confirmation needs a terminal", hint=hint, code="DB-1003")
     if not typer.confirm(printable(question), err=True):
         raise typer.Exit(1)
 
@@ -195,7 +194,7 @@ def _is_terminal() -> bool:
 
 
 def body_of(chosen: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """The API's parameters as the object of an action."""
+    """The API's parameters as the body of an action."""
     body: dict[str, Any] = {name: text for name, text in chosen if name != "state"}
     states = [text for name, text in chosen if name == "state"]
     return body | ({"state": states} if states else {})
@@ -226,8 +225,8 @@ def _act_on_many(api: ApiClient, action: str, body: Mapping[str, Any], output: p
     if output is pending.Output.JSON:
         say(pending.as_json(last))
     else:
-        say(", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()) or "no message fits")
+        say(", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()) or "no matching messages")
     if last.get("complete") is not True:
-        more = f"; go on with --cursor {last['cursor']}" if last.get("cursor") else ""
-        say(f"it ended early: {last.get('error') or 'the bridge broke off'}{more}", err=True)
+        more = f"; continue with --cursor {last['cursor']}" if last.get("cursor") else ""
+        say(f"ended early: {last.get('error') or 'the bridge broke off'}{more}", err=True)
         raise typer.Exit(1)

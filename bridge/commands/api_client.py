@@ -1,7 +1,7 @@
-"""Asks a running bridge over its HTTP API; answers are JSON objects, errors are problem+json with title and detail.
+"""The client of the HTTP API. Answers are JSON objects; errors are problem+json with title and detail.
 
-The address, user and password come from the bridge's own configuration. A redirect is not followed, and no proxy is
-used: the password goes to the address that was given, and to no other.
+Address, user and password come from the bridge's own configuration. The client follows no redirect and uses no proxy:
+the password goes to the given address and to no other.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from bridge.settings.secrets import read_secret_file
 
 PREFIX: Final = "/api/v1/"
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""A page of a thousand messages is far below; what is larger comes from something else."""
+"""The most bytes of an answer. A page of a thousand messages has far fewer; only another server sends more."""
 LINE_BYTES_MAX: Final = 1 << 20
 ACTION: Final = {"X-Delay-Bridge-Action": "1", "Content-Type": "application/json"}
 """Headers of an action."""
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses on which a server listens, but that no client can name."""
+"""The address for clients, by the wildcard address of a listening server."""
 
 Parameters = Sequence[tuple[str, str]]
 
 
 class Absent(Exception):
-    """What was asked for does not exist; the text is the bridge's."""
+    """The API answers that the resource does not exist; the text is the bridge's."""
 
 
 class ApiClient:
     def __init__(self, settings: Http, url: str | None, timeout_s: float) -> None:
-        """`url` wins over the address in `settings`; `timeout_s` is for each wait, not for the whole answer.
+        """`url` wins over the address in `settings`; `timeout_s` limits each wait, not the whole answer.
 
-        Raises ConfigurationError for an address that is none, and for a password or certificate that cannot be read.
+        Raises ConfigurationError for an invalid address, and for an unreadable password or certificate.
         """
         self.address = _address(settings) if url is None else _checked(url)
         self._timeout_s = timeout_s
@@ -56,7 +56,7 @@ class ApiClient:
             self._headers["Authorization"] = f"Bearer {read_secret_file(str(settings.token_file), 'http.token_file')}"
         handlers = [_NoRedirects(), ProxyHandler({})]
         if self.address.startswith("https:"):
-            # At the configured address the certificate itself is compared: the name in it is the service's.
+            # For the configured address the client pins the certificate: the name in it is the service's.
             context = _context(settings.certificate_file, any_name=url is None)
             handlers.append(HTTPSHandler(context=context))
         self._opener = build_opener(*handlers)
@@ -64,18 +64,18 @@ class ApiClient:
     def get(self, path: str, parameters: Parameters = ()) -> dict[str, Any]:
         """The answer. `path` begins below /api/v1/ and is quoted.
 
-        Raises Absent; ConfigurationError for parameters that are not accepted, EnvironmentFailure without an answer.
+        Raises Absent, ConfigurationError for refused parameters, EnvironmentFailure without an answer.
         """
         with self.opened(path, parameters) as response:
             return self._object(response.read(ANSWER_BYTES_MAX + 1))
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the bridge do something, and its answer. Raises as `get`."""
+        """Send an action; returns its answer. Raises the errors of `get`."""
         with self.opened(path, body=body) as response:
             return self._object(response.read(ANSWER_BYTES_MAX + 1))
 
     def lines(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Have the bridge do much, and each line of its answer as it comes. Raises as `get`."""
+        """Send an action on many messages; yields each line of its answer. Raises the errors of `get`."""
         with self.opened(path, body=body) as response:
             while line := response.readline(LINE_BYTES_MAX):
                 yield self._object(line)
@@ -84,13 +84,13 @@ class ApiClient:
     def opened(
         self, path: str, parameters: Parameters = (), body: Mapping[str, Any] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """An answer that is read within the context; with a `body` it is an action. Raises as `get`, also for what goes
-        wrong in reading it."""
+        """An answer to read inside `with`; a `body` makes the request an action. Raises the errors of `get`, also for
+        failures of reading."""
         try:
             query = f"?{urlencode(parameters)}" if parameters else ""
             data = None if body is None else json.dumps(body).encode()
         except UnicodeEncodeError:
-            hint = "Only a key may be other bytes: --key-base64."
+            hint = "Only keys may have other bytes: --key-base64."
             raise ConfigurationError("an option is not UTF-8", hint=hint, code="DB-1003") from None
         request = Request(
             f"{self.address}{PREFIX}{path}{query}", data, self._headers | (ACTION if body is not None else {})
@@ -111,20 +111,20 @@ class ApiClient:
             ) from None
 
     def _object(self, body: bytes) -> dict[str, Any]:
-        if (found := _object(body)) is None:
+        if (answer := _object(body)) is None:
             raise self.foreign()
-        return found
+        return answer
 
     def foreign(self) -> EnvironmentFailure:
-        """The error for an answer that the API does not give."""
+        """The error for an answer that does not come from this API."""
         return EnvironmentFailure(
-            f"{self.address} answers, but not as the API does",
-            hint="Correct --url, or http.api_port; the bridge may be of another version.",
+            f"{self.address} answers, but not like the API",
+            hint="Correct --url, or http.api_port; the bridge may have another version.",
             code="DB-1018",
         )
 
     def _refusal(self, error: HTTPError) -> BridgeError | Absent:
-        """What a status that is no success means. What the API itself says comes as problem+json."""
+        """The exception for an error status. The API's own errors are problem+json."""
         problem = None
         if error.headers.get_content_type() == "application/problem+json":
             with suppress(OSError, http.client.HTTPException):
@@ -135,7 +135,7 @@ class ApiClient:
         if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return EnvironmentFailure(
                 f"{self.address} refuses to answer this user",
-                hint="Set http.user and http.password_file, or http.token_file, as the bridge has them.",
+                hint="Set http.user and http.password_file, or http.token_file, to those of the bridge.",
                 status=error.code,
                 code="DB-1017",
             )
@@ -143,12 +143,12 @@ class ApiClient:
             return self.foreign()
         if error.code == HTTPStatus.NOT_FOUND:
             return Absent(str(problem.get("detail") or ""))
-        said = ": ".join(str(problem[name]) for name in ("title", "detail") if problem.get(name)) or str(error.code)
+        text = ": ".join(str(problem[name]) for name in ("title", "detail") if problem.get(name)) or str(error.code)
         if error.code in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
-            hint = "Correct the options; a cursor goes with the filters that it was given for."
-            return ConfigurationError(f"the bridge does not accept this: {said}", hint=hint, code="DB-1016")
-        hint = "Try again; /readyz and the log of the bridge say what is wrong with it."
-        return EnvironmentFailure(f"the bridge cannot tell: {said}", hint=hint, status=error.code, code="DB-1019")
+            hint = "Correct the options; use a cursor only with its own filters."
+            return ConfigurationError(f"the bridge refuses the request: {text}", hint=hint, code="DB-1016")
+        hint = "Try again; /readyz and the log of the bridge name the fault."
+        return EnvironmentFailure(f"the bridge cannot answer: {text}", hint=hint, status=error.code, code="DB-1019")
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -161,8 +161,8 @@ class _NoRedirects(HTTPRedirectHandler):
 def _address(settings: Http) -> str:
     if not settings.api_port:
         raise ConfigurationError(
-            "http.api_port names no port to ask",
-            hint="Give --url, with the port that the log of the bridge has.",
+            "http.api_port names no port",
+            hint="Give --url, with the port from the log of the bridge.",
             code="DB-1014",
         )
     host = WILDCARDS.get(settings.host, settings.host)
@@ -171,7 +171,7 @@ def _address(settings: Http) -> str:
 
 
 def _checked(url: str) -> str:
-    """`url` without the slash at its end."""
+    """`url` without its trailing slash. Raises ConfigurationError for an invalid one."""
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -179,11 +179,11 @@ def _checked(url: str) -> str:
         is_address = False
     if not is_address or parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
         raise ConfigurationError(
-            "--url is not the address of an API", hint="Write it as http://localhost:8081.", code="DB-1014"
+            "--url is not the address of an API", hint="Write it like http://localhost:8081.", code="DB-1014"
         )
     if "@" in parts.netloc:
         raise ConfigurationError(
-            "--url holds a user or a password, which other users of this machine could see",
+            "--url has a user or password: other users of this machine could see it",
             hint="Set http.user and http.password_file instead.",
             code="DB-1014",
         )
@@ -193,7 +193,7 @@ def _checked(url: str) -> str:
 def _context(certificate: Path | None, *, any_name: bool) -> ssl.SSLContext:
     """Trusts the system's authorities (`SSL_CERT_FILE` names others) and the bridge's own certificate.
 
-    With `any_name` it trusts that certificate alone, whatever name it has.
+    With `any_name` it trusts that certificate alone, under any name.
     """
     pinned = any_name and certificate is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if pinned else ssl.create_default_context()
@@ -201,11 +201,11 @@ def _context(certificate: Path | None, *, any_name: bool) -> ssl.SSLContext:
         end = "-----END CERTIFICATE-----"
         text = read_secret_file(str(certificate), "http.certificate_file")
         try:
-            # The first of the chain is the server's own. The others are authorities, which sign for others, too.
+            # The chain begins with the server's own certificate. The authorities after it sign others, too.
             context.load_verify_locations(cadata=text.partition(end)[0] + end + "\n")
         except (ssl.SSLError, ValueError):
             raise ConfigurationError(
-                "http.certificate_file: cannot be used: not PEM", hint="Name a PEM file.", code="DB-1014"
+                "http.certificate_file: not a PEM file", hint="Name a PEM file.", code="DB-1014"
             ) from None
         context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     if pinned:
@@ -215,11 +215,11 @@ def _context(certificate: Path | None, *, any_name: bool) -> ssl.SSLContext:
 
 
 def _object(body: bytes) -> dict[str, Any] | None:
-    """The JSON object that `body` is, if it is one, and not too large."""
+    """The JSON object in `body`; None if it is something else, or too large."""
     if len(body) > ANSWER_BYTES_MAX:
         return None
     try:
-        found = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return answer if isinstance(answer, dict) else None

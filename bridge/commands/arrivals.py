@@ -1,7 +1,7 @@
-"""Waits for messages that were just sent to arrive, in their real topic or in the dead-letter topic.
+"""Waits for the arrival of sent messages in their target or in the dead-letter topic.
 
-A delivered message and a dead letter carry the place of their record in the delay topic (`delay-origin`), which the
-brokers told the sender. All other records of these topics are passed over, even unreadable ones.
+A delivered message and a dead letter carry their origin (`delay-origin`); the sender knows it from the brokers'
+acknowledgement. All other records of these topics are skipped, even unreadable ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from timerstore.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """Where a message arrived, and how long after it was due, by the broker's or the producer's timestamp there."""
+    """The place of an arrived message, and its lateness by the timestamp of its record there."""
 
     origin: str
     place: str
@@ -30,22 +30,22 @@ class Arrived:
 
 
 class Arrivals:
-    """Reads topics from where they end now; make it before sending."""
+    """Reads topics from their present ends; make it before sending."""
 
     def __init__(
         self, properties: Mapping[str, Any], topics: Sequence[str], clock: Clock, dead_letters: Sequence[str] = ()
     ) -> None:
         """`properties` are a consumer's, with a group id; `topics` are targets, `dead_letters` dead-letter topics.
-        Raises EnvironmentFailure for a topic that cannot be read.
+        Raises EnvironmentFailure for an unreadable topic.
         """
         self._clock = clock
         self._dead_letters = frozenset(dead_letters)
         self._tail = Tail(properties, [*topics, *dead_letters])
 
     def wait(self, origins: Sequence[str], timeout_s: float) -> list[Arrived]:
-        """Wait until each of these has arrived, once; in order of arrival.
+        """Wait for the arrival of all these messages; returns them in the order of arrival.
 
-        Raises EnvironmentFailure for one that became a dead letter, with the reason, and when the time is up.
+        Raises EnvironmentFailure for a dead letter, with its reason, and at the end of the time.
         """
         wanted, arrived = set(origins), list[Arrived]()
         deadline_s = self._clock.monotonic_s() + timeout_s
@@ -54,19 +54,19 @@ class Arrivals:
             if left_s <= 0:
                 raise EnvironmentFailure(
                     f"{len(wanted)} of {len(origins)} messages have not arrived after {timeout_s:g} s",
-                    hint="Look at /readyz and the log of the bridge; the messages stay pending.",
+                    hint="See /readyz and the log of the bridge; the messages stay pending.",
                     first=min(wanted),
                     code="DB-1008",
                 )
             message = self._tail.next(left_s)
-            if message is not None and (found := self._read(message, wanted)) is not None:
-                wanted.remove(found.origin)
-                arrived.append(found)
+            if message is not None and (arrival := self._read(message, wanted)) is not None:
+                wanted.remove(arrival.origin)
+                arrived.append(arrival)
         return arrived
 
     def _read(self, message: Message, wanted: Container[str]) -> Arrived | None:
-        """What of `wanted` has arrived with this."""
-        headers = dict(headers_of(message) or [])  # the bridge's come last
+        """The arrival that this record proves, if it is one of `wanted`."""
+        headers = dict(headers_of(message) or [])  # the bridge's headers come last
         origin, due = _text(headers.get(ORIGIN)), _text(headers.get(DUE))
         if origin not in wanted:
             return None

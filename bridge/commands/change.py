@@ -1,8 +1,8 @@
-"""`delay-bridge cancel|move` and `schedules cancel|pause|resume|run-now`: records that change what is pending.
+"""`delay-bridge cancel|move` and `schedules cancel|pause|resume|run-now`: commands that change pending messages.
 
-They go into the delay topic as any producer's would, and need no running bridge. By id there is one for each partition:
-which of them the message is in depends on the partitioner of its producer. With `--wait` the bridge says what became of
-them. Their twins of the HTTP API (actions.py) ask one, and wait for its answer.
+They write records into the delay topic, like any producer, and need no running bridge. By id they write one record for
+each partition, since the partition of the message depends on its producer's partitioner. With `--wait` the command
+waits for the bridge's answers. Its twins in actions.py ask a running bridge over the HTTP API.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from bridge.wire.headers import NEVER_MS, NEXT_MS, Origins, parse_origins, parse
 from timerstore.clock import SystemClock
 
 MOVES: Final = {
-    "pause": (NEVER_MS, "Deliver no more ticks of a message that comes again, until it is resumed."),
-    "resume": (NEXT_MS, "Go on with a message that was paused, at its next regular tick."),
-    "run-now": (None, "Deliver the next tick of a message that comes again now, besides those of its rhythm."),
+    "pause": (NEVER_MS, "Pause a recurring message: deliver no ticks until it is resumed."),
+    "resume": (NEXT_MS, "Resume a paused recurring message at its next regular tick."),
+    "run-now": (None, "Deliver the next tick of a recurring message now, in addition to its regular ticks."),
 }
-"""Verbs of schedules that are moves: to when (None: now), and what they do."""
+"""The moves among the verbs of schedules: the new due time (None: now), and the help text."""
 ASK_S: Final = 2.0
-"""How long the API may take to say what is known by a name: the command does not need it."""
-WAIT: Final = "--wait 30s says what became of it"
+"""The longest wait for the API's answer about a message: the command itself does not need it."""
+WAIT: Final = "--wait 30s shows the outcome"
 SILENT: Final = {"log_level": "0"}
-"""A command's own line says what has failed; the client would write one for each attempt."""
+"""The command's own line names a failure; the client would log each attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Options of all commands: the message, by its id or its origin, and where the record goes."""
+    """Options of all commands: the message, by its id or its origin, and the destination of the record."""
 
-    id: Annotated[str | None, typer.Argument(help="The id that the message was sent with.")] = None
+    id: Annotated[str | None, typer.Argument(help="The id of the message (delay-id).")] = None
     origin: Annotated[
         str | None,
         typer.Option(
             "--origin",
-            help="In place of an id: where it is, as topic/partition/offset, or topic/partition/12,15 of up to 100.",
+            help="Its origin, in place of an id: topic/partition/offset, or topic/partition/12,15 for up to 100.",
         ),
     ] = None
     key: Annotated[
         str | None,
-        typer.Option("--key", help="The key that it was sent with, for the answer; all partitions are asked."),
+        typer.Option("--key", help="The key of the message, for the answer; the command goes to all partitions."),
     ] = None
-    reply_to: Annotated[
-        str | None, typer.Option("--reply-to", help="Topic in which the bridge says what became of it.")
-    ] = None
+    reply_to: Annotated[str | None, typer.Option("--reply-to", help="Topic for the answer of the bridge.")] = None
     wait: Annotated[
-        str | None, typer.Option("--wait", help="Wait for the bridge to say what became of it, at most this long: 30s.")
+        str | None, typer.Option("--wait", help="Wait for the answer of the bridge, at most this long: 30s.")
     ] = None
-    correlation_id: Annotated[str | None, typer.Option("--correlation-id", help="Text that the answer carries.")] = None
+    correlation_id: Annotated[str | None, typer.Option("--correlation-id", help="Text for the answer to repeat.")] = (
+        None
+    )
     delay_topic: Annotated[
         str | None,
         typer.Option("--delay-topic", "--topic", help="Delay topic; default: the configuration's only one."),
@@ -71,8 +71,8 @@ class Change:
     config: ConfigOption = None
 
     def send(self, verb: str, command: Callable[[DelayClient, Origins | None, dict[str, Any]], None]) -> None:
-        """Have `command` sent, which is called `verb`, and say what came of it, if that is waited for. It is given a
-        client, the origins that are named (None: an id), and what else its record says."""
+        """Send a command and, with --wait, print its outcome. `command` gets a client, the named origins (None: an id),
+        and further arguments of the record; `verb` is its name for people."""
         with settings_of(self.config) as (given, _):
             settings = reaching(given, self.bootstrap)
             place = read_option(parse_origins, self.origin, "--origin")
@@ -81,7 +81,7 @@ class Change:
                 hint = "`delay-bridge pending list` shows both."
                 raise ConfigurationError("give either an id or --origin", hint=hint, code="DB-1003")
             delay_topic = self.delay_topic or (only_delay_topic(settings) if place is None else place[0])
-            client, told = DelayClient(producer(settings), delay_topic), list[Message]()
+            client, taken = DelayClient(producer(settings), delay_topic), list[Message]()
             about: dict[str, Any] = {"reply_to": self.reply_to, "correlation": self.correlation_id}
             refuse_unreachable(settings.kafka.bootstrap_servers)
             with ExitStack() as stack:
@@ -89,22 +89,22 @@ class Change:
                 if wait_ms is not None:
                     topic = self.reply_to or topic_of_answers(settings, delay_topic)
                     replies = stack.enter_context(Replies(reading(settings), topic, SystemClock()))
-                    about |= {"reply_to": topic, "on_delivery": partial(_taken, told)}
+                    about |= {"reply_to": topic, "on_delivery": partial(_taken, taken)}
                 known = "" if replies is not None else f"; {_known(settings, self.id, place)}"
                 try:
                     command(client, place, about)
                 except ValueError as error:
-                    hint = "Give the id that the message was sent with; for a move, either --at or --after."
+                    hint = "Give the id of the message; for a move, either --at or --after."
                     raise ConfigurationError(f"invalid command: {error}", hint=hint, code="DB-1003") from None
                 client.flush()
                 say(f"{verb} of {self.id or self.origin} sent to {delay_topic}{known}", err=True)
                 if replies is not None:
-                    commands = [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in told]
+                    commands = [f"{record.topic()}/{record.partition()}/{record.offset()}" for record in taken]
                     named = None if place is None else len(place[2])
                     _report(self.id or self.origin or "", replies.wait(commands, (wait_ms or 0) / 1000, named))
 
     def move(self, verb: str, at_ms: int | None, after: timedelta | None) -> None:
-        """Have the message due at another time; the command is called `verb`."""
+        """Move the message to another due time; `verb` is the name of the command for people."""
 
         def command(client: DelayClient, place: Origins | None, about: dict[str, Any]) -> None:
             if place is None:
@@ -117,8 +117,8 @@ class Change:
 
 @bundled
 def cancel(change: Change) -> None:
-    """Cancel a pending message, in whichever partition it is. With --wait the exit status is 1 if nothing was pending;
-    without it the command is sent, and what the bridge's API knows by the name before is said, if one answers."""
+    """Cancel a pending message in any partition. With --wait the exit status is 1 if no message was pending; without it
+    the command says whether the bridge's API knows the message, if the API answers."""
 
     def command(client: DelayClient, place: Origins | None, about: dict[str, Any]) -> None:
         if place is None:
@@ -136,31 +136,33 @@ def move(
     after: Annotated[str | None, typer.Option(help="New delay from now: 0s (now), 90s, 1h30m, 7d, PT15M.")] = None,
     change: Change,
 ) -> None:
-    """Have a pending message due at another time, as `cancel` finds it. Exit status as of `cancel`."""
+    """Move a pending message in any partition to another due time. The exit status is that of `cancel`."""
     until, after_ms = read_option(parse_until, at, "--at"), read_option(with_unit, after, "--after")
     change.move("move", until, None if after_ms is None else timedelta(milliseconds=after_ms))
 
 
 def _known(settings: Settings, id: str | None, place: Origins | None) -> str:
-    """What a bridge knows by a name before the command is sent, if its API is where the settings have it."""
-    names = [("id", id or "")] if place is None else [("origin", f"{place[0]}/{place[1]}/{each}") for each in place[2]]
+    """Whether the API knows the message before the command is sent, in words; the settings have its address."""
+    names = (
+        [("id", id or "")] if place is None else [("origin", f"{place[0]}/{place[1]}/{offset}") for offset in place[2]]
+    )
     with suppress(BridgeError, Absent):
         if len(names) == 1:
             api = ApiClient(settings.http, None, ASK_S)
             is_known = api.get("count", names).get("count") != 0
-            return WAIT if is_known else f"nothing that is pending is known by that name at {api.address}; {WAIT}"
-    return f"nobody has said whether anything is known by that name; {WAIT}"
+            return WAIT if is_known else f"no pending message of that name at {api.address}; {WAIT}"
+    return f"not known whether such a message is pending; {WAIT}"
 
 
-def _taken(told: list[Message], error: KafkaError | None, message: Message) -> None:
-    """Raises EnvironmentFailure, from `flush`, if the delay topic has not taken a command."""
+def _taken(taken: list[Message], error: KafkaError | None, message: Message) -> None:
+    """Keep the record of a command. Raises EnvironmentFailure, from `flush`, if the delay topic has not taken it."""
     if error is not None:
         raise EnvironmentFailure(f"not taken: {error.str()}", hint=remedy_of(error), code="DB-1004")
-    told.append(message)
+    taken.append(message)
 
 
 def _report(name: str, told: Told) -> None:
-    """Say what became of what was named. Raises typer.Exit with 1 unless all is done."""
+    """Print the outcomes. Raises typer.Exit with 1 unless all named messages were changed."""
     for outcome, count in told.counts.items():
         origins = told.origins.get(outcome, [])
         if outcome in NOTHING and not told.is_nothing:
@@ -168,7 +170,7 @@ def _report(name: str, told: Told) -> None:
         for origin in origins:
             say(f"{origin}: {outcome}")
         if outcome in NOTHING and not origins:
-            say(f"nothing that is pending is known by the id {name}", err=True)
+            say(f"no pending message has the id {name}", err=True)
         elif count > len(origins):
             say(f"{name}: {outcome} {count - len(origins)}{' more' * bool(origins)}")
     if not told.has_changed:
@@ -186,15 +188,15 @@ def _moving(verb: str) -> Callable[..., None]:
 
 
 def add(app: typer.Typer, schedules: typer.Typer) -> None:
-    for each in (app, schedules):
-        each.command()(cancel)
+    for parent in (app, schedules):
+        parent.command()(cancel)
     app.command()(move)
     for verb in MOVES:
         schedules.command(verb, help=MOVES[verb][1])(_moving(verb))
 
 
 def reaching(settings: Settings, bootstrap: str | None) -> Settings:
-    """`settings`, with these brokers in place of the configuration's."""
+    """`settings` with these brokers in place of the configured ones."""
     if bootstrap is None:
         return settings
     common = {**settings.kafka.common, "bootstrap.servers": bootstrap}
@@ -202,19 +204,19 @@ def reaching(settings: Settings, bootstrap: str | None) -> Settings:
 
 
 def producer(settings: Settings) -> dict[str, Any]:
-    """The configuration's security and brokers; what belongs to the bridge's own producer stays out."""
+    """The configured properties of a producer, without those of the bridge's own transactions."""
     properties: dict[str, Any] = settings.kafka.properties("common", "producer")
     properties.pop("transaction.timeout.ms", None)
     return SILENT | properties
 
 
 def reading(settings: Settings) -> dict[str, Any]:
-    """Of a consumer, with a group that the bridge's user may name anyway; it is never joined."""
+    """The properties of a consumer. It never joins its group, the bridge's, which its user may name anyway."""
     return SILENT | settings.kafka.properties("common") | {"group.id": settings.group_id}
 
 
 def only_delay_topic(settings: Settings) -> str:
-    """The configuration's. Raises ConfigurationError if it has several."""
+    """The configured delay topic. Raises ConfigurationError if there are several."""
     names = list(settings.delay_topics)
     if len(names) > 1:
         hint = "Name one with --delay-topic."

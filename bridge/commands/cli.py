@@ -67,12 +67,12 @@ app = typer.Typer(
 ONCE: Final[dict[str, Any]] = {
     "every": None, "anchor": None, "cron": None, "time_zone": "UTC", "end": None, "times": None, "missed": Missed.LAST
 }  # fmt: skip
-"""What recurs not."""
+"""The recurrence arguments of a message that does not recur."""
 STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
 class Reset(Enum):
-    """Where committed offsets are moved to."""
+    """The new place of committed offsets."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -97,7 +97,7 @@ def check(
     config: ConfigOption = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the brokers' answers.", min=0.1)] = 10.0,
 ) -> None:
-    """Check brokers, topics, rights, disk and Java, and print the remedies. Exit status 1 if a check fails."""
+    """Check brokers, topics, rights, disk and Java, and print the remedies. The exit status is 1 if a check fails."""
     with settings_of(config) as (settings, redact):
         from bridge.checks.run import run_checks
 
@@ -108,14 +108,14 @@ def check(
 
 @app.command()
 def reset_offsets(
-    to: Annotated[Reset, typer.Option(help="Which records of the delay topics are to be delivered.")],
+    to: Annotated[Reset, typer.Option(help="The records of the delay topics to deliver.")],
     config: ConfigOption = None,
     topic: Annotated[list[str] | None, typer.Option(help="Only this delay topic; may be repeated.")] = None,
 ) -> None:
-    """Write new committed offsets, after a start was refused for lack of them. Every instance must be down.
+    """Write new committed offsets after a start that was refused without them. Every instance must be down.
 
-    earliest: deliver every record that the topics still hold, even those delivered before. latest: deliver none of
-    them. committed: deliver those that are still pending, and give up only the records that are gone from the topics.
+    earliest: deliver every record in the topics, even those delivered before. latest: deliver none of them. committed:
+    deliver the pending ones, and give up only the records that the topics have lost.
     """
     with settings_of(config) as (settings, _):
         _must_be_delay_topics(topic, settings)
@@ -145,28 +145,29 @@ def reset_offsets(
 def resolve(
     ending: Annotated[Outcome, typer.Option("--as", help="The outcome of the transaction.")],
     place: Annotated[
-        str | None, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="As the log names messages in doubt.")
+        str | None,
+        typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The place of messages in doubt, from the log."),
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Decide the outcome of a transaction that nobody knows: of one that ended unasked, whose partition is held, or,
-    without a place, of one that the brokers have forgotten, after a start was refused for it.
+    """Decide the unknown outcome of a transaction. With a place: one that ended unasked, and whose partition is held.
+    Without a place: one that the brokers have forgotten, after the refusal of a start.
 
-    aborted: its messages are delivered, even if they were delivered before. committed: they are not, even if some never
-    were. Messages in doubt: where the bridge runs, as it looks into its store.directory. Else this instance must be
-    down, and where the brokers know the outcome, theirs is used.
+    aborted: its messages are delivered, even those delivered before. committed: they are not delivered, even those that
+    never were. With a place, run it on the machine of the running bridge, whose store.directory it needs. Without a
+    place, this instance must be down; if the brokers know the outcome, theirs is used.
     """
     with settings_of(config) as (settings, _):
         if place is not None:
             from bridge.delivery.doubt.doubt_file import DoubtFile
             from bridge.ingest.batches.choices import ENDS
 
-            where = _place(settings, place, what := "what is in doubt")
+            where = _place(settings, place, what := "the transaction")
             doubt = DoubtFile(settings.store.directory).read().get(where[0])
             if doubt is None or not doubt.unread or doubt.offset != where[1]:
                 raise EnvironmentFailure(
                     f"no messages are in doubt at {place} here",
-                    hint="Run it where the bridge runs that holds them, with the place in its `messages-in-doubt`.",
+                    hint="Run it on the machine of the bridge that holds them, with the place of `messages-in-doubt`.",
                     directory=settings.store.directory,
                     code="DB-1024",
                 )
@@ -184,12 +185,14 @@ def resolve(
 
 @app.command()
 def skip_batch(
-    place: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="As the log and the alert name it.")],
+    place: Annotated[
+        str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="Its place, from the log or the alert.")
+    ],
     config: ConfigOption = None,
 ) -> None:
-    """Give up a batch of a delay topic that was damaged on the brokers' disk, and read on behind it.
+    """Skip a batch of a delay topic that is corrupt on the brokers' disks, and read on after it.
 
-    Where the bridge runs, as it looks into its store.directory. A dead letter says which offsets were skipped.
+    Run it on the machine of the running bridge, whose store.directory it needs. A dead letter names the lost offsets.
     """
     with settings_of(config) as (settings, _):
         from bridge.ingest.batches.choices import BATCHES, SKIPPED
@@ -201,28 +204,26 @@ def skip_batch(
 @app.command()
 def redrive(
     config: ConfigOption = None,
-    topic: Annotated[list[str] | None, typer.Option(help="Of this delay topic only; may be repeated.")] = None,
-    reason: Annotated[list[str] | None, typer.Option(help="With this delay-reason only; may be repeated.")] = None,
-    target: Annotated[list[str] | None, typer.Option(help="For this delay-topic only; may be repeated.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Only from this delay topic; may be repeated.")] = None,
+    reason: Annotated[list[str] | None, typer.Option(help="Only with this delay-reason; may be repeated.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="Only for this target; may be repeated.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Rejected since then: RFC 3339 with a zone, or epoch ms.")
+        str | None, typer.Option(metavar="TIME", help="Only rejected since: RFC 3339 with a zone, or epoch ms.")
     ] = None,
     due: dead_letters.DueOption = dead_letters.Due.ORIGINAL,
     set_header: dead_letters.SetHeaderOption = None,
     dry_run: actions.DryRunOption = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", "--execute", help="Do not ask whether that many are meant.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", "--execute", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Put dead letters back into their delay topics, each of them once, however often this is run. They are counted
-    first, and asked about, as by `dead-letters redrive`, which has a running bridge do it.
+    """Put dead letters back into their delay topics, each once, even if the command runs again. It counts them first
+    and asks for confirmation. `dead-letters redrive` asks a running bridge to do the same.
 
-    A record that was rejected for a bad header needs --due now or --set-header, or it would be rejected again.
+    A record with a bad header needs --due now or --set-header, or it would be rejected again.
     """
     with settings_of(config) as (settings, _):
         _must_be_delay_topics(topic, settings)
         if unknown := set(reason or ()) - set(RejectReason):
-            hint = "See docs/errors.md, which lists them."
+            hint = "See the list of reasons in docs/errors.md."
             raise ConfigurationError(f"not a reason: {', '.join(sorted(unknown))}", hint=hint, code="DB-1002")
         from bridge.dead_letters.redrive import redrive as redrive_letters
 
@@ -238,7 +239,7 @@ def redrive(
                 set_headers=set_headers,
             )
         except ValueError as error:
-            hint = "Set headers that a producer writes."
+            hint = "Set only headers of producers."
             raise ConfigurationError(f"--set-header: {error}", hint=hint, code="DB-1003") from None
         if dry_run or not yes:
             counted = redrive_letters(settings, SystemClock(), choice, execute=False)
@@ -254,41 +255,41 @@ def send(
     value: Annotated[
         str | None, typer.Argument(help="The message. Without it and --file: each line of standard input.")
     ] = None,
-    topic: Annotated[str | None, typer.Option("--to", help="Real topic; else the delay topic's default.")] = None,
+    topic: Annotated[str | None, typer.Option("--to", help="Target; else the delay topic's default.")] = None,
     other_topic: Annotated[str | None, typer.Option("--topic", hidden=True)] = None,
     at: Annotated[str | None, typer.Option(help="Due time: RFC 3339 with a zone, or epoch milliseconds.")] = None,
     after: Annotated[str | None, typer.Option(help="Delay from now: 250ms, 90s, 1h30m, 7d, PT15M.")] = None,
-    every: Annotated[str | None, typer.Option(help="Again and again, so long after each other: 15m, 1d.")] = None,
+    every: Annotated[str | None, typer.Option(help="Recurs at this interval: 15m, 1d.")] = None,
     anchor: Annotated[
-        str | None, typer.Option(help="Of --every: at whole intervals from then; RFC 3339, or epoch milliseconds.")
+        str | None, typer.Option(help="For --every: the origin of the intervals; RFC 3339, or epoch milliseconds.")
     ] = None,
-    cron: Annotated[str | None, typer.Option(help="Again and again, at these times: '0 9 * * MON-FRI'.")] = None,
-    time_zone: Annotated[str, typer.Option(help="Of --cron, by its IANA name.")] = "UTC",
-    end: Annotated[str | None, typer.Option(help="Not after: RFC 3339 with a zone, or epoch milliseconds.")] = None,
-    times: Annotated[int | None, typer.Option(help="So many times at most.")] = None,
-    missed: Annotated[
-        Missed, typer.Option(help="What is delivered of several times that passed during a downtime.")
-    ] = Missed.LAST,
+    cron: Annotated[str | None, typer.Option(help="Recurs at these times: '0 9 * * MON-FRI'.")] = None,
+    time_zone: Annotated[str, typer.Option(help="For --cron: an IANA name.")] = "UTC",
+    end: Annotated[
+        str | None, typer.Option(help="No ticks after: RFC 3339 with a zone, or epoch milliseconds.")
+    ] = None,
+    times: Annotated[int | None, typer.Option(help="The largest number of ticks.")] = None,
+    missed: Annotated[Missed, typer.Option(help="The ticks to deliver of several missed ones.")] = Missed.LAST,
     key: Annotated[str | None, typer.Option(help="Key of the message.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Header; may be repeated.")] = None,
-    id: Annotated[str | None, typer.Option(help="Id, to cancel or replace the message by.")] = None,
+    id: Annotated[str | None, typer.Option(help="Id, to cancel or replace the message.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the pending message with this id.")] = False,
-    partition: Annotated[int | None, typer.Option(help="Partition of the real topic.")] = None,
-    file: Annotated[Path | None, typer.Option(help="The message is this file's content.")] = None,
+    partition: Annotated[int | None, typer.Option(help="Partition of the target.")] = None,
+    file: Annotated[Path | None, typer.Option(help="File with the message.")] = None,
     delay_topic: Annotated[str | None, typer.Option(help="Delay topic; default: the configuration's only one.")] = None,
     wait: Annotated[
-        str | None, typer.Option(help="Wait for the messages to arrive, at most this long: 60s, 5m.")
+        str | None, typer.Option(help="Wait for the arrival of the messages, at most this long: 60s, 5m.")
     ] = None,
     bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Send messages to be delivered later; with --every or --cron again and again, not before --at or --after. Prints
-    where each is in the delay topic: its origin, by which it can be cancelled or looked up."""
+    """Send messages for later delivery. With --every or --cron they recur, from --at or --after on. Prints the origin
+    of each message, its place in the delay topic, for a later look-up or cancel."""
     with settings_of(config) as (given, _):
         settings = change.reaching(given, bootstrap)
         if other_topic is not None:
-            hint = "Name the real topic with --to, the delay topic with --delay-topic."
-            raise ConfigurationError("--topic is a delay topic, and of other commands", hint=hint, code="DB-1003")
+            hint = "Name the target with --to, the delay topic with --delay-topic."
+            raise ConfigurationError("send has no option --topic", hint=hint, code="DB-1003")
         if value is not None and file is not None:
             raise ConfigurationError("both a message and --file are given", hint="Give one of them.", code="DB-1003")
         send_at, after_ms = read_option(parse_until, at, "--at"), read_option(with_unit, after, "--after")
@@ -368,25 +369,25 @@ actions.add()
 
 
 def main() -> None:
-    """Entry point of `delay-bridge` and `python -m bridge`."""
+    """The entry point of `delay-bridge` and `python -m bridge`."""
     with output_as_far_as_it_goes():
         app(prog_name="delay-bridge")
 
 
 def _place(settings: Settings, place: str, what: str) -> tuple[tuple[str, int], int]:
-    """A place in a delay topic."""
+    """The partition and offset of a place in a delay topic."""
     topic, partition, offset = pending.place_of(place, what).split("/")
     _must_be_delay_topics([topic], settings)
     return (topic, int(partition)), int(offset)
 
 
 def _choose(settings: Settings, file: str, where: tuple[tuple[str, int], int], word: str, what: str) -> None:
-    """Say it in the file that the running bridge looks at."""
+    """Write the operator's choice into a file of the running bridge."""
     from bridge.ingest.batches.choices import Choices
 
     is_new = Choices(settings.store.directory, file).add(*where, word)
     (topic, partition), offset = where
-    say(f"{topic}/{partition}: {what} at offset {offset} {'is to be' if is_new else 'was to be'} {word}")
+    say(f"{topic}/{partition}: {what} at offset {offset} {'will count as' if is_new else 'already counts as'} {word}")
 
 
 def _must_be_delay_topics(names: Sequence[str] | None, settings: Settings) -> None:
@@ -406,10 +407,10 @@ def _print_findings(findings: Sequence[Finding], redact: Redactor) -> None:
             remedy = f" -> {redact(finding.remedy)}" if finding.remedy else ""
             say(f"{finding.status:8}{finding.name}: {redact(finding.detail)}{remedy}")
         return
-    for finding in findings:  # the terminal breaks long lines, and a remedy is copied as a whole
-        told = Text(f"{finding.status:8}", STYLES[finding.status])
-        told.append(printable(redact(f"{finding.name}: {finding.detail}")), "default")
-        console.print(told, soft_wrap=True)
+    for finding in findings:  # soft wraps: the operator copies a remedy as a whole
+        line = Text(f"{finding.status:8}", STYLES[finding.status])
+        line.append(printable(redact(f"{finding.name}: {finding.detail}")), "default")
+        console.print(line, soft_wrap=True)
         if finding.remedy:
             console.print(Text(printable(redact(finding.remedy))), soft_wrap=True)
 
@@ -449,17 +450,17 @@ def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
 
 
 def _taken(origins: list[str], error: KafkaError | None, message: Message) -> None:
-    """Where the delay topic has a message. Raises EnvironmentFailure, from `flush`, if it was not taken."""
+    """Keep the origin of a message. Raises EnvironmentFailure, from `flush`, if the delay topic has not taken it."""
     if error is not None:
         raise EnvironmentFailure(f"not taken: {error.str()}", hint=remedy_of(error), code="DB-1004")
     origins.append(f"{message.topic()}/{message.partition()}/{message.offset()}")
 
 
 def _arrivals(settings: Settings, delay_topic: str, topic: str | None) -> Arrivals:
-    """Made before the first message is sent, so that none can be missed."""
+    """The arrivals, made before the first message is sent: so none is missed."""
     mapped = settings.delay_topics.get(delay_topic)
     target = topic or (mapped.target if mapped is not None else None)
     if target is None:
-        raise ConfigurationError("--wait needs to know the real topic", hint="Name it with --to.", code="DB-1003")
+        raise ConfigurationError("--wait needs a target", hint="Name it with --to.", code="DB-1003")
     dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
     return Arrivals(change.reading(settings), [target], SystemClock(), dead_letters)

@@ -1,6 +1,6 @@
-"""`delay-bridge dead-letters list|get|redrive`: what could not be delivered, asked of a running bridge.
+"""`delay-bridge dead-letters list|get|redrive`: the dead letters, through a running bridge.
 
-Twins of the HTTP API. `delay-bridge redrive` does without a running bridge.
+They are twins of the HTTP API. `delay-bridge redrive` needs no running bridge.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridge.errors import ConfigurationError
 
 app = typer.Typer(
     name="dead-letters",
-    help="Ask a running bridge what could not be delivered, and put it back.",
+    help="List, show and redrive dead letters through a running bridge.",
     no_args_is_help=True,
 )
 
@@ -29,26 +29,26 @@ COLUMNS = ("letter", "written", "reason", "origin", "target", "redriven")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Options that say which letters are meant."""
+    """Options that select dead letters."""
 
-    topic: Annotated[str | None, typer.Option("--topic", help="Of this delay topic.")] = None
-    reason: Annotated[list[str] | None, typer.Option("--reason", help="With this reason; may be repeated.")] = None
-    target: Annotated[str | None, typer.Option("--target", help="For this real topic.")] = None
+    topic: Annotated[str | None, typer.Option("--topic", help="Only from this delay topic.")] = None
+    reason: Annotated[list[str] | None, typer.Option("--reason", help="Only with this reason; may be repeated.")] = None
+    target: Annotated[str | None, typer.Option("--target", help="Only for this target.")] = None
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="Written then or later: RFC 3339 with a zone, or epoch ms."),
+        typer.Option("--since", metavar="TIME", help="Only written since: RFC 3339 with a zone, or epoch ms."),
     ] = None
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Written before then.")] = None
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only written before.")] = None
 
     def parameters(self) -> list[tuple[str, str]]:
-        """The API's."""
+        """The parameters of the API."""
         given = {"topic": self.topic, "target": self.target, "since": self.since, "until": self.until}
-        found = [(name, text) for name, text in given.items() if text is not None]
-        return found + [("reason", reason) for reason in self.reason or ()]
+        texts = [(name, text) for name, text in given.items() if text is not None]
+        return texts + [("reason", reason) for reason in self.reason or ()]
 
 
 class Due(Enum):
-    """When a dead letter that goes back is due."""
+    """The due time of a redriven dead letter."""
 
     ORIGINAL = "original"
     NOW = "now"
@@ -63,7 +63,7 @@ SetHeaderOption = Annotated[
 @app.command("list")
 @bundled
 def list_letters(filters: Filters, connection: pending.Connection, listing: pending.Listing) -> None:
-    """List dead letters, the newest at the top."""
+    """List dead letters, the newest first."""
     with connection.open() as api:
         listing.show(api, "dead-letters", "letters", filters.parameters(), COLUMNS, _row)
 
@@ -71,16 +71,18 @@ def list_letters(filters: Filters, connection: pending.Connection, listing: pend
 @app.command()
 @bundled
 def get(
-    place: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The letter, as `list` names it.")],
+    place: Annotated[
+        str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The place of the letter, from `list`.")
+    ],
     connection: pending.Connection,
     output: pending.OutputOption = pending.Output.TEXT,
 ) -> None:
-    """Show one dead letter. Exit status 1 if there is none."""
+    """Show one dead letter. The exit status is 1 if it does not exist."""
     with connection.open() as api:
         try:
             letter = api.get(_path(place))
         except Absent as absent:
-            say(str(absent) or f"{place} is no dead letter.", err=True)
+            say(str(absent) or f"{place} is not a dead letter.", err=True)
             raise typer.Exit(1) from None
         pending.print_one(letter, output)
 
@@ -92,7 +94,7 @@ def redrive(
     connection: PatientConnection,
     place: Annotated[
         str | None,
-        typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="One letter, as `list` names it; else filters."),
+        typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="The place of one letter, from `list`; else filters."),
     ] = None,
     everything: AllOption = False,
     due: DueOption = Due.ORIGINAL,
@@ -101,7 +103,8 @@ def redrive(
     yes: YesOption = False,
     output: pending.OutputOption = pending.Output.TEXT,
 ) -> None:
-    """Put one dead letter back into its delay topic, or all that fit, each once. Exit status 1 if one stays."""
+    """Put one dead letter, or all matching ones, back into their delay topics, each once. The exit status is 1 if the
+    one letter stays."""
     with connection.open() as api:
         chosen = filters.parameters()
         mend: dict[str, Any] = {
@@ -115,7 +118,7 @@ def redrive(
             return
         if not chosen and not everything:
             hint = "Give a letter, a filter, or --all."
-            raise ConfigurationError("no dead letter is chosen", hint=hint, code="DB-1003")
+            raise ConfigurationError("no dead letters are selected", hint=hint, code="DB-1003")
         body = {name: text for name, text in chosen if name != "reason"} | {"reason": filters.reason or []} | mend
         body |= {"all": everything}
         if dry_run or not yes:
@@ -140,8 +143,8 @@ def _print_report(report: dict[str, Any], output: pending.Output) -> None:
         return
     verb = "goes back" if report.get("dry_run") is True else "put back"
     for name, what in (("by", verb), ("broken", "stays")):
-        for each in report.get(name) or ():
-            say(f"{what:12}{each.get('count'):>8}  {each.get('reason')}  {each.get('target')}")
+        for part in report.get(name) or ():
+            say(f"{what:12}{part.get('count'):>8}  {part.get('reason')}  {part.get('target')}")
     say(f"{report.get('count')} dead letters {'would go back' if verb == 'goes back' else verb}")
 
 

@@ -1,4 +1,4 @@
-"""The client's end of an export: Arrow batches of `GET /api/v1/export`, whether they are all, and a file of them."""
+"""The client's end of an export: the Arrow batches of `GET /api/v1/export`, and a Parquet file of them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from bridge.errors import EnvironmentFailure
 
 ROW_GROUP_BYTES: Final = 64 << 20
 BATCH_BYTES: Final = 4_096
-"""Of a batch, beside its rows."""
+"""Estimated bytes of a batch without its rows."""
 
 log = structlog.get_logger("bridge.commands.export")
 
 
 def batches(api: ApiClient, parameters: Parameters) -> Generator[pa.RecordBatch]:
-    """All batches, some without rows; one at least. What was read counts only if this comes to its end;
-    closed before, it ends the export.
+    """All batches, at least one, some without rows. They are complete only at the end of the iteration; closing it
+    earlier ends the export.
 
-    Raises as `ApiClient.get`, and EnvironmentFailure where the stream breaks off. Instances that did not answer are in
-    the log.
+    Raises the errors of `ApiClient.get`, and EnvironmentFailure if the stream breaks off. The log names the instances
+    that did not answer.
     """
     with api.opened("export", parameters) as response:
         if response.headers.get_content_type() != MEDIA_TYPE:
@@ -45,14 +45,14 @@ def batches(api: ApiClient, parameters: Parameters) -> Generator[pa.RecordBatch]
             ) from None
     if silent:
         log.warning(
-            "export-incomplete", reason="these instances did not answer: what they have is missing", instances=silent
+            "export-incomplete", reason="these instances did not answer: their messages are missing", instances=silent
         )
 
 
 def write(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write a Parquet file of one batch or more, which have one schema; returns how many rows it has. It has its name
-    when it is whole and durable, and memory is bounded by a row group. Raises EnvironmentFailure, and what `batches`
-    raises."""
+    """Write a Parquet file of at least one batch, all of one schema; returns the number of rows. The file gets its name
+    after it is complete and durable. Memory is bounded by a row group. Raises EnvironmentFailure, and the errors of
+    `batches`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     rest = iter(batches)
     first = next(rest)
@@ -75,7 +75,7 @@ def write(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
     except OSError as error:
         raise EnvironmentFailure(
             f"cannot write {path}",
-            hint="Choose another --to; there must be room for all messages.",
+            hint="Choose another --to, with room for all messages.",
             reason=error.strerror or str(error),
             code="DB-1021",
         ) from None
@@ -86,7 +86,7 @@ def write(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
 
 
 def _write(writer: pq.ParquetWriter, table: pa.Table) -> int:
-    """Write a row group, if there are rows; returns how many."""
+    """Write a row group unless it is empty; returns the number of rows."""
     if len(table):
         writer.write_table(table)
     return len(table)

@@ -1,4 +1,4 @@
-"""What all commands share: the configuration, one line for each failure, and text that cannot steer a terminal."""
+"""The shared parts of all commands: configuration, one line for each failure, output that cannot steer a terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ConfigOption = Annotated[
 
 
 def bundled(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as Typer is to see it: a parameter whose type is a dataclass stands for options, its fields."""
+    """A command for Typer: each parameter of a dataclass type is replaced by options, the fields of the dataclass."""
     hints, given = get_type_hints(command, include_extras=True), inspect.signature(command).parameters
     bundles: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = list[inspect.Parameter]()
@@ -44,14 +44,14 @@ def bundled(command: Callable[..., None]) -> Callable[..., None]:
             options = {field.name: field.default for field in fields(bundles[name])}
             hints |= get_type_hints(bundles[name], include_extras=True)
         parameters += [
-            inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[each])
-            for each, default in options.items()
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[option])
+            for option, default in options.items()
         ]
 
     @wraps(command)
     def seen(**values: Any) -> None:
         for name, bundle in bundles.items():
-            values[name] = bundle(**{each.name: values.pop(each.name) for each in fields(bundle)})
+            values[name] = bundle(**{field.name: values.pop(field.name) for field in fields(bundle)})
         command(**values)
 
     seen.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -60,20 +60,20 @@ def bundled(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class OutputError(OSError):
-    """Standard output takes nothing more."""
+    """Standard output takes no more text."""
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """One line. Names and reasons in it may come from records and brokers."""
+    """Print one line, with escapes: names and reasons in it may come from records and brokers."""
     if err:
-        with suppress(OSError):  # there is nobody to tell
+        with suppress(OSError):  # nobody reads it
             typer.echo(printable(text), err=True)
     else:
         put(f"{printable(text)}\n")
 
 
 def put(text: str) -> None:
-    """Text that is printable. Raises OutputError."""
+    """Print text that is known to be printable. Raises OutputError."""
     try:
         typer.echo(text, nl=False)
     except OSError as error:
@@ -81,8 +81,8 @@ def put(text: str) -> None:
 
 
 def open_what_is_closed() -> None:
-    """Standard streams that the parent process has closed lead nowhere from now on: else the next file or connection
-    has their descriptor, and what is printed goes there."""
+    """Open the standard streams that the parent process has closed, on /dev/null. Else the next file or connection
+    would get their descriptors, and the program would print into it."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -94,7 +94,7 @@ def open_what_is_closed() -> None:
 
 @contextmanager
 def output_that_may_go() -> Iterator[None]:
-    """Of the bridge: whoever reads its log may go, and has no say in how it ends."""
+    """Let the reader of the bridge's log leave without an effect on the exit status."""
     try:
         yield
     finally:
@@ -105,14 +105,14 @@ def output_that_may_go() -> Iterator[None]:
 
 
 def _print_nowhere() -> None:
-    """What is buffered, too: Python would fail on it once more at its end."""
+    """Discard all output, even the buffered part: Python would fail on it again at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @contextmanager
 def output_as_far_as_it_goes() -> Iterator[None]:
-    """Of the whole program: it ends quietly where nobody reads any more (`| head`), and with one line where its output
-    cannot be written."""
+    """End the program quietly after its reader has left (`| head`), and with one line if its output cannot be
+    written."""
     open_what_is_closed()
     try:
         try:
@@ -135,9 +135,9 @@ def output_as_far_as_it_goes() -> Iterator[None]:
 
 @contextmanager
 def failures_as_one_line() -> Iterator[Redactor]:
-    """The redactor of the one line is to be told the secrets as soon as the settings are read."""
+    """Print a failure as one line. After reading the settings, the caller tells this redactor the secrets."""
     redact = Redactor()
-    logs.configure(level="warning", stream=sys.stderr)  # until the settings are read
+    logs.configure(level="warning", stream=sys.stderr)  # before the settings are read
     try:
         yield redact
     except BridgeError as error:
@@ -150,7 +150,7 @@ def failures_as_one_line() -> Iterator[Redactor]:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except Exception as error:
-        log.exception("internal-error")  # the outermost frame: the last line sums it up
+        log.exception("internal-error")  # with the traceback; the last line is the summary
         wrapped = InternalError(
             f"unexpected {type(error).__name__}: {error}",
             hint="This is a bug: please report it with the log.",
@@ -162,7 +162,7 @@ def failures_as_one_line() -> Iterator[Redactor]:
 
 @contextmanager
 def settings_of(config: Path | None) -> Iterator[tuple[Settings, Redactor]]:
-    """Settings and redactor of a command that logs warnings only."""
+    """The settings and the redactor of a command that logs only warnings."""
     with failures_as_one_line() as redact:
         settings = load(config, os.environ)
         redact.add(settings.secrets())
@@ -171,7 +171,7 @@ def settings_of(config: Path | None) -> Iterator[tuple[Settings, Redactor]]:
 
 
 def read_option(parse: Callable[[str], Value], text: str | None, option: str) -> Value | None:
-    """What `parse` makes of an option's text. Raises ConfigurationError for its ValueError."""
+    """The parsed value of an option. Raises ConfigurationError for a ValueError of `parse`."""
     if text is None:
         return None
     try:
@@ -182,8 +182,8 @@ def read_option(parse: Callable[[str], Value], text: str | None, option: str) ->
 
 
 def with_unit(text: str) -> int:
-    """Milliseconds of a duration whose unit is written: a bare number is milliseconds in headers, and seconds to many
-    who type it. Raises ValueError."""
+    """Milliseconds of a duration with a unit. Raises ValueError without one: a bare number means milliseconds in
+    headers, but seconds to many people."""
     ms = parse_duration(text)
     if text.strip().isdecimal() and ms:
         raise ValueError(f"{text!r} has no unit; write {text}s, {text}m or {text}ms")
@@ -191,7 +191,7 @@ def with_unit(text: str) -> int:
 
 
 def read_headers(texts: Iterable[str] | None, option: str) -> Iterator[tuple[str, str]]:
-    """Names and values of an option that is NAME=VALUE. Raises ConfigurationError."""
+    """Names and values of an option of the form NAME=VALUE. Raises ConfigurationError."""
     for text in texts or ():
         name, separator, value = text.partition("=")
         if not separator or not name:

@@ -1,8 +1,8 @@
-"""`delay-bridge pending list|get|count|export` and `delay-bridge targets`: what a running bridge has to deliver, and
-where.
+"""`delay-bridge pending list|get|count|export` and `delay-bridge targets`: the pending messages and the targets of a
+running bridge.
 
-Twins of the HTTP API: the same filters, and with `--output json` the same documents. On a terminal a table; otherwise a
-message a line, with tabs, for grep and cut. Nothing here changes what is pending.
+They are twins of the HTTP API with the same filters, and with `--output json` the same documents. On a terminal they
+print a table; otherwise a line for each message, with tabs, for grep and cut. They change no messages.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from bridge.errors import ConfigurationError
 from bridge.wire.headers import parse_until
 from bridge.wire.printable import printable
 
-app = typer.Typer(name="pending", help="Ask a running bridge what is pending.", no_args_is_help=True)
+app = typer.Typer(
+    name="pending", help="List, count and export the pending messages of a running bridge.", no_args_is_help=True
+)
 targets_app = typer.Typer(name="targets")
 
 PAGE_MAX: Final = 1_000
-"""Messages of one answer: the API gives no more."""
+"""The API's limit of messages in an answer."""
 COLUMNS: Final = ("origin", "due", "state", "target", "key", "id")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class State(Enum):
-    """The store's `PendingState`, which takes Arrow to import."""
+    """The values of the store's `PendingState`, without its import of Arrow."""
 
     WAITING = "waiting"
     ROLLED = "rolled"
@@ -52,14 +54,14 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Messages as the API gives them, and the cursor of the page after them; None at the end."""
+    """Messages in the form of the API, and the cursor of the next page; None: this is the last page."""
 
     messages: list[dict[str, Any]]
     following: str | None
 
 
 class Output(Enum):
-    """How an answer is printed."""
+    """The form of the output."""
 
     TEXT = "text"
     JSON = "json"
@@ -67,15 +69,15 @@ class Output(Enum):
 
 OutputOption = Annotated[Output, typer.Option("--output", help="For people, or the API's JSON.")]
 OriginArgument = Annotated[
-    str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The record that was sent, as `list` names it.")
+    str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The origin of the message, from `list`.")
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the bridge's answer.", min=0.1)]
-CursorOption = Annotated[str | None, typer.Option("--cursor", help="Go on where an earlier list ended.")]
+CursorOption = Annotated[str | None, typer.Option("--cursor", help="Continue an earlier list from its cursor.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Options of all that ask a running bridge: which one, and for how long."""
+    """Options of all commands that ask a running bridge: its address, and the time to wait."""
 
     url: Annotated[
         str | None, typer.Option("--url", help="Address of the bridge's API; default: http.host and http.api_port.")
@@ -85,36 +87,37 @@ class Connection:
 
     @contextmanager
     def open(self) -> Iterator[ApiClient]:
-        """Its API; failures end the command with one line."""
+        """The client of its API; a failure ends the command with one line."""
         with settings_of(self.config) as (settings, _):
             api = ApiClient(settings.http, self.url, self.timeout)
             try:
                 yield api
-            except Absent:  # of a path that the API has
+            except Absent:  # the API has this path
                 raise api.foreign() from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Options that say which messages are meant."""
+    """Options that select messages."""
 
-    id: Annotated[str | None, typer.Option("--id", help="With this id.")] = None
-    key: Annotated[str | None, typer.Option("--key", help="With this key.")] = None
-    key_base64: Annotated[str | None, typer.Option("--key-base64", help="With this key, which is no text.")] = None
+    id: Annotated[str | None, typer.Option("--id", help="Only with this id.")] = None
+    key: Annotated[str | None, typer.Option("--key", help="Only with this key.")] = None
+    key_base64: Annotated[str | None, typer.Option("--key-base64", help="Only with this key, given in base64.")] = None
     target: Annotated[
-        str | None, typer.Option("--target", help="For this real topic; '' is the delay topic's default.")
+        str | None, typer.Option("--target", help="Only for this target; '' is the delay topic's default.")
     ] = None
     due_from: Annotated[
         str | None,
-        typer.Option("--due-from", metavar="TIME", help="Due then or later: RFC 3339 with a zone, or epoch ms."),
+        typer.Option("--due-from", metavar="TIME", help="Only due from then on: RFC 3339 with a zone, or epoch ms."),
     ] = None
-    due_until: Annotated[str | None, typer.Option("--due-until", metavar="TIME", help="Due before then.")] = None
+    due_until: Annotated[str | None, typer.Option("--due-until", metavar="TIME", help="Only due before then.")] = None
     state: Annotated[
-        list[State] | None, typer.Option("--state", help="In this state; may be repeated. Default: all but cancelled.")
+        list[State] | None,
+        typer.Option("--state", help="Only in this state; may be repeated. Default: all except cancelled."),
     ] = None
 
     def parameters(self) -> list[tuple[str, str]]:
-        """The API's. A key is sent as base64: the command line may hold any bytes. Raises ConfigurationError."""
+        """The parameters of the API. A key becomes base64: options may have any bytes. Raises ConfigurationError."""
         if self.key is not None and self.key_base64 is not None:
             hint = "Give one of them."
             raise ConfigurationError("both --key and --key-base64 are given", hint=hint, code="DB-1003")
@@ -125,19 +128,17 @@ class Filters:
             "due_from": read_option(parse_until, self.due_from, "--due-from"),
             "due_until": read_option(parse_until, self.due_until, "--due-until"),
         }
-        found = [(name, str(text)) for name, text in given.items() if text is not None]
-        return found + [("state", state.value) for state in self.state or ()]
+        texts = [(name, str(text)) for name, text in given.items() if text is not None]
+        return texts + [("state", state.value) for state in self.state or ()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search(Filters):
-    """Filters of what only looks."""
+    """The filters of commands that change nothing."""
 
     origin: Annotated[
         str | None,
-        typer.Option(
-            "--origin", metavar="TOPIC/PARTITION/OFFSET", help="That was sent as this record of a delay topic."
-        ),
+        typer.Option("--origin", metavar="TOPIC/PARTITION/OFFSET", help="Only the message with this first record."),
     ] = None
 
     def parameters(self) -> list[tuple[str, str]]:
@@ -147,9 +148,9 @@ class Search(Filters):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Options of a list that is one page."""
+    """Options of a list of one page."""
 
-    limit: Annotated[int, typer.Option("--limit", help="Show at most so many.", min=1, max=PAGE_MAX)] = 100
+    limit: Annotated[int, typer.Option("--limit", help="The most lines to show.", min=1, max=PAGE_MAX)] = 100
     cursor: CursorOption = None
     output: OutputOption = Output.TEXT
 
@@ -162,16 +163,16 @@ class Listing:
         columns: Sequence[str],
         row: Callable[[Mapping[str, Any]], list[str]],
     ) -> None:
-        """A page of `path`, whose answer calls it `name`; `row` gives the cells of `columns`."""
+        """Print a page of `path`. `name` is its list in the answer; `row` returns the cells of `columns`."""
         cursor = [] if self.cursor is None else [("cursor", self.cursor)]
-        found = api.get(path, [*parameters, ("limit", str(self.limit)), *cursor])
-        rows = objects(api, found, name)
+        answer = api.get(path, [*parameters, ("limit", str(self.limit)), *cursor])
+        listed = objects(api, answer, name)
         if self.output is Output.JSON:
-            say(as_json(found))
+            say(as_json(answer))
             return
-        print_rows(columns, [row(each) for each in rows])
-        if found.get("next") is not None:
-            say(f"there are more: --cursor {found['next']}", err=True)
+        print_rows(columns, list(map(row, listed)))
+        if answer.get("next") is not None:
+            say(f"there are more: --cursor {answer['next']}", err=True)
 
 
 @app.command("list")
@@ -179,12 +180,12 @@ class Listing:
 def list_messages(
     search: Search,
     connection: Connection,
-    limit: Annotated[int, typer.Option(help="Show at most so many.", min=1)] = 100,
+    limit: Annotated[int, typer.Option(help="The most messages to show.", min=1)] = 100,
     cursor: CursorOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show all, however many there are.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all messages, without a limit.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List pending messages, those that come up first at the top."""
+    """List pending messages in the order in which they come up."""
     with connection.open() as api:
         pages = _pages(api, search.parameters(), cursor, None if everything else limit)
         if output is Output.JSON:
@@ -200,7 +201,7 @@ def get(
     connection: Connection,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show one pending message. Exit status 1 if it is not pending."""
+    """Show one pending message. The exit status is 1 if it is not pending."""
     with connection.open() as api:
         try:
             message = api.get(f"messages/{place_of(origin, 'the message')}")
@@ -217,24 +218,24 @@ def count(
     connection: Connection,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Count pending messages; `at least` so many, where counting them all would take too long."""
+    """Count pending messages. `at least` marks a count that ended early."""
     with connection.open() as api:
-        found = api.get("count", search.parameters())
-        if not isinstance(found.get("count"), int) or not isinstance(found.get("exact"), bool):
+        answer = api.get("count", search.parameters())
+        if not isinstance(answer.get("count"), int) or not isinstance(answer.get("exact"), bool):
             raise api.foreign()
-        say(as_json(found) if output is Output.JSON else f"{'' if found['exact'] else 'at least '}{found['count']}")
+        say(as_json(answer) if output is Output.JSON else f"{'' if answer['exact'] else 'at least '}{answer['count']}")
 
 
 @app.command()
 @bundled
 def export(
-    to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="Where to write them; it is replaced.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="The file to write or replace.")],
     search: Search,
     connection: Connection,
 ) -> None:
-    """Write all pending messages of one moment into a Parquet file; there is none if it fails."""
+    """Write all pending messages of one moment into a Parquet file. A failure leaves no file."""
     with connection.open() as api:
-        from bridge.commands.export import batches, write  # it takes Arrow, and a while
+        from bridge.commands.export import batches, write  # imports Arrow, which takes a while
 
         with closing(batches(api, search.parameters())) as stream:
             rows = write(to, stream)
@@ -248,14 +249,14 @@ def targets(
     connection: Connection,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the targets of a running bridge, and what is wrong with them; or pause and resume one."""
+    """List the targets of a running bridge and their failures; or pause and resume one."""
     if context.invoked_subcommand is not None:
         return
     with connection.open() as api:
-        found = api.get("targets")
-        rows = objects(api, found, "targets")
+        answer = api.get("targets")
+        rows = objects(api, answer, "targets")
         if output is Output.JSON:
-            say(as_json(found))
+            say(as_json(answer))
             return
         names = list(dict.fromkeys(name for row in rows for name in row))  # in the order of the API
         print_rows(names, [[shown(row.get(name)) for name in names] for row in rows])
@@ -265,9 +266,9 @@ def targets(
 
 
 def place_of(text: str, what: str) -> str:
-    """`text`, if it is TOPIC/PARTITION/OFFSET, and then a part of a URL as it is. Raises ConfigurationError."""
+    """`text` if it is TOPIC/PARTITION/OFFSET; it needs no quoting in a URL. Raises ConfigurationError."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}", text):
-        hint = "Write it as delay/0/42."
+        hint = "Write it like delay/0/42."
         raise ConfigurationError(f"{what} is not TOPIC/PARTITION/OFFSET", hint=hint, code="DB-1003")
     return text
 
@@ -275,7 +276,7 @@ def place_of(text: str, what: str) -> str:
 def _pages(
     api: ApiClient, parameters: Sequence[tuple[str, str]], cursor: str | None, limit: int | None
 ) -> Iterator[Page]:
-    """Pages until there are `limit` messages or no more. The bridge may end a page early if its search is long."""
+    """The pages of the first `limit` messages, or of all. The bridge may end a page early in a long search."""
     while True:
         size = PAGE_MAX if limit is None else min(limit, PAGE_MAX)
         where = [] if cursor is None else [("cursor", cursor)]
@@ -292,17 +293,17 @@ def _pages(
 
 
 def objects(api: ApiClient, answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    found = answer.get(name)
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    listed = answer.get(name)
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
         raise api.foreign()
-    return found
+    return listed
 
 
 # --- printing --------------------------------------------------------------------------------------------------------
 
 
 def _print_json(pages: Iterable[Page]) -> None:
-    """One document like the API's, a message a line, written page by page: there may be millions."""
+    """Print one document like the API's, a line for each message, page by page: there may be millions."""
     before, following = '{"messages": [', None
     for page in pages:
         following = page.following
@@ -313,7 +314,7 @@ def _print_json(pages: Iterable[Page]) -> None:
 
 
 def _print_pages(pages: Iterable[Page]) -> str | None:
-    """Each page as it comes. Returns the cursor of the page that would be next."""
+    """Print each page on arrival. Returns the cursor of the next page."""
     following = None
     for page in pages:
         following = page.following
@@ -322,7 +323,7 @@ def _print_pages(pages: Iterable[Page]) -> str | None:
 
 
 def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; where it is not read by people, a row a line."""
+    """Print a table on a terminal, and a line for each row elsewhere."""
     console = Console()
     if not console.is_terminal:  # one line each, for grep
         for row in rows:
@@ -336,7 +337,7 @@ def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if table.__rich_measure__(console, console.options).maximum <= console.width:
         console.print(table)
         return
-    for row in rows:  # in a table as narrow as this, names would be broken
+    for row in rows:  # a table of this width would break names
         for name, cell in zip(names, row, strict=True):
             if cell:
                 say(f"{name:17}{cell}")
@@ -348,30 +349,30 @@ def _row(message: Mapping[str, Any]) -> list[str]:
     return [shown(message.get("origin")), time(message.get("due")), *others]
 
 
-def print_one(found: Mapping[str, Any], output: Output) -> None:
-    """All that is known of one message, schedule or dead letter."""
+def print_one(item: Mapping[str, Any], output: Output) -> None:
+    """Print all fields of one message, schedule or dead letter."""
     if output is Output.JSON:
-        say(as_json(found))
+        say(as_json(item))
         return
-    for name, text in _lines(found):
+    for name, text in _lines(item):
         say(f"{name:17}{text}")
 
 
 def _lines(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and texts, in the order of the API."""
-    for name, found in message.items():
+    for name, value in message.items():
         if name in ("due", "at", "ts"):
-            yield name, time(found)
-        elif name == "next" and isinstance(found, list):
-            for due in found:
+            yield name, time(value)
+        elif name == "next" and isinstance(value, list):
+            for due in value:
                 yield name, time(due)
-        elif name == "headers" and isinstance(found, list):
-            for header in found:
+        elif name == "headers" and isinstance(value, list):
+            for header in value:
                 if isinstance(header, dict):
                     has_value = isinstance(header.get("text"), str) or isinstance(header.get("base64"), str)
                     yield "header", shown(header.get("name")) + (f": {shown(header)}" if has_value else "")
-        elif found is not None:
-            yield name, shown(found)
+        elif value is not None:
+            yield name, shown(value)
 
 
 def time(epoch_ms: object) -> str:
@@ -385,19 +386,19 @@ def time(epoch_ms: object) -> str:
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def shown(found: object) -> str:
-    """A value of the API for people: bytes that are text as text, others as base64."""
-    if found is None:
+def shown(value: object) -> str:
+    """A value of the API for people: text as text, other bytes as base64."""
+    if value is None:
         return ""
-    if isinstance(found, dict):
-        cut = " (cut)" if found.get("truncated") is True else ""
-        if isinstance(found.get("text"), str):
-            return f"{found['text']}{cut}"
-        if isinstance(found.get("base64"), str):
-            return f"base64:{found['base64']}{cut}"
-    return as_json(found) if isinstance(found, dict | list | bool) else str(found)
+    if isinstance(value, dict):
+        cut = " (cut)" if value.get("truncated") is True else ""
+        if isinstance(value.get("text"), str):
+            return f"{value['text']}{cut}"
+        if isinstance(value.get("base64"), str):
+            return f"base64:{value['base64']}{cut}"
+    return as_json(value) if isinstance(value, dict | list | bool) else str(value)
 
 
-def as_json(found: object) -> str:
+def as_json(value: object) -> str:
     """JSON of one line in printable ASCII."""
-    return json.dumps(found).replace("\x7f", "\\u007f")
+    return json.dumps(value).replace("\x7f", "\\u007f")

@@ -1,7 +1,7 @@
-"""What became of commands that were just sent, by the bridge's answers (`bridge.wire.answers`) in their topic.
+"""The outcome of sent commands, from the bridge's answers (`bridge.wire.answers`) in their topic.
 
-By id, each partition has a record of the command and answers for itself, so that a message is found wherever its
-producer has put it. An answer is that of a command by the place of its record (`delay-command`).
+A command by id has a record in each partition, with an answer of its own, since its message may be in any of them. An
+answer names its command by the place of the command's record (`delay-command`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridge.wire.received import headers_of
 from timerstore.clock import Clock
 
 SUFFIX: Final = ".answers"
-"""Of the topic of a delay topic's answers, where a command names no other."""
+"""The suffix of the topic of answers, for commands that name no topic."""
 CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": "3600000"}
 MORE_S: Final = 0.2
 DONE: Final = (Outcome.CANCELLED, Outcome.MOVED)
@@ -33,19 +33,19 @@ NOTHING: Final = (Outcome.NOT_PENDING,)
 
 @dataclass(slots=True, kw_only=True)
 class Told:
-    """How many messages each outcome is about, and which, as far as they were named."""
+    """The number of messages of each outcome, and their origins in the answers."""
 
     counts: Counter[str] = field(default_factory=Counter)
     origins: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def has_changed(self) -> bool:
-        """Whether something was changed, and nothing was left that should have been."""
-        return any(self.counts[each] for each in DONE) and not self.counts.keys() - {*DONE, *NOTHING}
+        """Whether messages were changed, and no pending one was left unchanged."""
+        return any(self.counts[outcome] for outcome in DONE) and not self.counts.keys() - {*DONE, *NOTHING}
 
     @property
     def is_nothing(self) -> bool:
-        """Whether nothing of what was named was pending."""
+        """Whether no named message was pending."""
         return not self.counts.keys() - {*NOTHING}
 
     def add(self, outcome: str, count: int, origins: Sequence[str]) -> None:
@@ -54,15 +54,15 @@ class Told:
 
 
 class Replies:
-    """Reads the topic of answers from where it ends now; make it before sending."""
+    """Reads the topic of answers from its present end; make it before sending."""
 
     def __init__(self, properties: Mapping[str, Any], topic: str, clock: Clock) -> None:
-        """`properties` are a consumer's, with a group id. Raises EnvironmentFailure for a topic that cannot be read."""
+        """`properties` are a consumer's, with a group id. Raises EnvironmentFailure for an unreadable topic."""
         self._tail, self._clock = Tail(properties, [topic]), clock
 
     def wait(self, commands: Collection[str], timeout_s: float, named: int | None = None) -> Told:
-        """The answers to each of `commands`, by the places of their records; to one by origin, about all `named`
-        messages. Raises EnvironmentFailure when the time is up."""
+        """Wait for the answers to all `commands`, the places of their records. The answers to a command by origin are
+        complete with `named` messages. Raises EnvironmentFailure at the end of the time."""
         left, told = set(commands), Told()
         answered = 0
         deadline_s = self._clock.monotonic_s() + timeout_s
@@ -70,22 +70,22 @@ class Replies:
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0:
                 raise EnvironmentFailure(
-                    f"the bridge has not answered within {timeout_s:g} s",
-                    hint="The command is in the delay topic, and holds. Look at /readyz and the log of the bridge.",
+                    f"no answer of the bridge within {timeout_s:g} s",
+                    hint="The command stays in the delay topic, in force. See /readyz and the log of the bridge.",
                     first=min(left),
                     code="DB-1080",
                 )
             message = self._tail.next(left_s)
-            if message is None or (found := _read(message, commands)) is None:
+            if message is None or (answer := _read(message, commands)) is None:
                 continue
-            command, outcome, count, origins = found
+            command, outcome, count, origins = answer
             told.add(outcome, count, origins)
             answered += count
             if named is None or answered >= named:
                 left.discard(command)
-        while (message := self._tail.next(MORE_S)) is not None:  # by id there is one for each outcome, all in a row
-            if (found := _read(message, commands)) is not None:
-                told.add(*found[1:])
+        while (message := self._tail.next(MORE_S)) is not None:  # a command by id has one for each outcome, in sequence
+            if (answer := _read(message, commands)) is not None:
+                told.add(*answer[1:])
         return told
 
     def __enter__(self) -> Self:
@@ -96,15 +96,15 @@ class Replies:
 
 
 def topic_of_answers(settings: Settings, delay_topic: str) -> str:
-    """The topic of answers to commands that name none; it is made if it is missing, and may be.
+    """The topic of answers to commands that name no topic; a missing one is created if the settings allow.
 
-    Raises ConfigurationError where the bridge does not deliver there, and EnvironmentFailure.
+    Raises ConfigurationError if the bridge may not deliver there, and EnvironmentFailure.
     """
     name = delay_topic + SUFFIX
     if not settings.target_permitted(name):
         raise ConfigurationError(
             f"the bridge may not answer in {name}",
-            hint="Add it to targets.allow, or name a topic that it may use with --reply-to.",
+            hint="Add it to targets.allow, or name another topic with --reply-to.",
             code="DB-1003",
         )
     cluster = Cluster(settings)
@@ -115,7 +115,7 @@ def topic_of_answers(settings: Settings, delay_topic: str) -> str:
 
 
 def _read(message: Message, commands: Collection[str]) -> tuple[str, str, int, list[str]] | None:
-    """Command, outcome, count and origins of an answer to one of `commands`; others may write into its topic."""
+    """Command, outcome, count and origins of an answer to one of `commands`; None for other records of the topic."""
     headers = {name: value or b"" for name, value in headers_of(message) or []}
     command, outcome = (headers.get(name, b"").decode(errors="replace") for name in (COMMAND, OUTCOME))
     if command not in commands or outcome not in set(Outcome):
@@ -126,5 +126,5 @@ def _read(message: Message, commands: Collection[str]) -> tuple[str, str, int, l
     except (ValueError, RecursionError):
         value = {}
     origins = value.get("origins") if isinstance(value, dict) else None
-    named = [str(each) for each in origins] if isinstance(origins, list) else []
+    named = list(map(str, origins)) if isinstance(origins, list) else []
     return command, outcome, int(count) if count.isdigit() and len(count) < 10 else 0, named

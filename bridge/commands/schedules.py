@@ -1,6 +1,6 @@
-"""`delay-bridge schedules list|get`: the messages of a running bridge that come again; change.py changes them.
+"""`delay-bridge schedules list|get`: the recurring messages of a running bridge; change.py changes them.
 
-Twins of the HTTP API, as `delay-bridge pending`.
+They are twins of the HTTP API, like `delay-bridge pending`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridge.commands.invocation import bundled, say
 
 app = typer.Typer(
     name="schedules",
-    help="The messages that come again: ask a running bridge for them, and change them.",
+    help="List, show and change recurring messages.",
     no_args_is_help=True,
 )
 
@@ -27,10 +27,10 @@ COLUMNS: Final = ("origin", "next", "tick", "target", "id", "schedule")
 def list_schedules(
     connection: pending.Connection,
     listing: pending.Listing,
-    id: Annotated[str | None, typer.Option("--id", help="With this id.")] = None,
-    target: Annotated[str | None, typer.Option("--target", help="For this real topic.")] = None,
+    id: Annotated[str | None, typer.Option("--id", help="Only with this id.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Only for this target.")] = None,
 ) -> None:
-    """List messages that come again, those whose next tick is due first at the top."""
+    """List recurring messages in the order of their next ticks."""
     with connection.open() as api:
         parameters = pending.Filters(id=id, target=target).parameters()
         listing.show(api, "schedules", "schedules", parameters, COLUMNS, _row)
@@ -43,12 +43,12 @@ def get(
     connection: pending.Connection,
     output: pending.OutputOption = pending.Output.TEXT,
 ) -> None:
-    """Show one message that comes again, and its next ticks. Exit status 1 if there is none."""
+    """Show one recurring message and its next ticks. The exit status is 1 if it does not exist."""
     with connection.open() as api:
-        found = api.get("schedules", pending.Search(origin=origin).parameters())
-        rows = pending.objects(api, found, "schedules")
+        answer = api.get("schedules", pending.Search(origin=origin).parameters())
+        rows = pending.objects(api, answer, "schedules")
         if not rows:
-            say(f"{origin} is not a message that comes again here", err=True)
+            say(f"no recurring message {origin} on this instance", err=True)
             raise typer.Exit(1)
         pending.print_one(rows[0], output)
 
@@ -56,6 +56,6 @@ def get(
 def _row(message: Mapping[str, Any]) -> list[str]:
     following, schedule = message.get("next") or [None], message.get("schedule") or {}
     due = "paused" if message.get("paused") is True else pending.time(following[0])
-    said = " ".join(f"{name.removeprefix('delay-')}={text}" for name, text in schedule.items())
+    headers = " ".join(f"{name.removeprefix('delay-')}={text}" for name, text in schedule.items())
     shown = {name: pending.shown(message.get(name)) for name in COLUMNS}
-    return list((shown | {"next": due, "schedule": said}).values())
+    return list((shown | {"next": due, "schedule": headers}).values())

@@ -1,4 +1,4 @@
-"""Reads topics from where they end now: what a command waits for comes after that."""
+"""Reads topics from their present ends: the records that a command waits for come later."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ POLL_S: Final = 0.5
 
 
 class Tail:
-    """Make it before that is sent whose effect is waited for. The group is never joined, nothing is committed."""
+    """A reader of new records; make it before sending the cause of them. It joins no group and commits no offsets."""
 
     def __init__(self, properties: Mapping[str, Any], topics: Sequence[str]) -> None:
-        """`properties` are a consumer's, with a group id. Raises EnvironmentFailure for a topic that cannot be read."""
+        """`properties` are a consumer's, with a group id. Raises EnvironmentFailure for an unreadable topic."""
         reading = {
             **properties,
             "isolation.level": "read_committed",
@@ -36,15 +36,13 @@ class Tail:
             raise
 
     def next(self, timeout_s: float) -> Message | None:
-        """The next record, if it comes in time. Raises EnvironmentFailure."""
+        """The next record; None if none comes in time. Raises EnvironmentFailure."""
         message = self._consumer.poll(min(timeout_s, POLL_S))
         if message is None or (error := message.error()) is None:
             return message
         if error.retriable() or error.code() == KafkaError._ALL_BROKERS_DOWN:
             return None
-        raise EnvironmentFailure(
-            f"cannot read what arrives: {error.str()}", hint="Look at the brokers.", code="DB-1007"
-        )
+        raise EnvironmentFailure(f"cannot read new records: {error.str()}", hint="Check the brokers.", code="DB-1007")
 
     def __enter__(self) -> Self:
         return self
@@ -54,10 +52,10 @@ class Tail:
 
     def _ends(self, topic: str) -> list[TopicPartition]:
         try:
-            found = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
-            if found.error is not None:
-                raise KafkaException(found.error)
-            places = [TopicPartition(topic, partition) for partition in found.partitions]
+            metadata = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+            if metadata.error is not None:
+                raise KafkaException(metadata.error)
+            places = [TopicPartition(topic, partition) for partition in metadata.partitions]
             for place in places:
                 place.offset = self._consumer.get_watermark_offsets(place, timeout=REQUEST_TIMEOUT_S)[1]
         except KafkaException as failed:

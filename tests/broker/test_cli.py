@@ -135,7 +135,7 @@ def test_an_unforeseen_error_is_reported_as_a_bug_in_one_last_line(monkeypatch: 
         (["x", "--to", "t", "--after", "1s", "--header", "delay-id=x"], "delay-id"),
         (["x", "--to", "t", "--after", "15"], "write 15s, 15m or 15ms"),
         (["x", "--to", "t", "--every", "15"], "write 15s, 15m or 15ms"),
-        (["x", "--topic", "t", "--after", "1s"], "real topic with --to"),
+        (["x", "--topic", "t", "--after", "1s"], "target with --to"),
         (["x", "--file", "/nowhere", "--after", "1s"], "both"),
         (["--file", "/nowhere", "--to", "t", "--after", "1s"], "cannot read /nowhere"),
     ],
@@ -268,7 +268,7 @@ def test_a_cancel_by_id_goes_to_every_partition(broker: Broker) -> None:
     cluster.create_topic(topic, partitions=3, replication=1, config={})
     cluster.await_topics([topic])
     common = ["--bootstrap", broker.bootstrap, "--topic", topic]
-    unknown = "nobody has said whether anything is known by that name; --wait 30s says what became of it"
+    unknown = "not known whether such a message is pending; --wait 30s shows the outcome"
     sent = f"cancel of order-42 sent to {topic}; {unknown}\n"
     assert invoke("cancel", "order-42", "--key", "k", *common)[::2] == (0, sent)
     everywhere = {"delay-cancel": b"order-42", "delay-copy-forwarded": b"client"}

@@ -76,7 +76,7 @@ def test_a_data_frame_of_what_is_pending(spark: SparkSession, served: Listener, 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"targt": "a"}, "has no option targt"), ({"id": "", "timeout": "1"}, "does not accept this")],
+    [({"targt": "a"}, "has no option targt"), ({"id": "", "timeout": "1"}, "refuses the request")],
 )
 def test_what_cannot_be_read_is_told(
     spark: SparkSession, served: Listener, password: Path, options: dict[str, str], said: str

@@ -163,7 +163,7 @@ def test_the_command_finds_what_another_partitioner_has_placed(site: Site) -> No
         status, out, err = invoke("cancel", f"other-{n}", *key)
         assert (status, out.count(": cancelled\n"), out.count("\n")) == (0, 1, 1), (out, err)
     status, out, err = invoke("cancel", "other-1")
-    assert (status, out) == (1, "") and "nothing that is pending is known by the id other-1" in err
+    assert (status, out) == (1, "") and "no pending message has the id other-1" in err
     status, out, err = invoke("schedules", "pause", "nosuch")
     assert (status, out) == (1, "") and "nosuch" in err
     place = "/".join(map(str, site.send("moved", ms=FAR_MS)))

@@ -225,6 +225,6 @@ def test_wrong_filters_and_an_index_that_is_not_complete(served: Listener) -> No
     assert found.exit_code == 2
     with (
         Listener("127.0.0.1", 0, source=Bridge(), protection=Protection(), show_payloads=False) as empty,
-        pytest.raises(EnvironmentFailure, match="cannot tell"),
+        pytest.raises(EnvironmentFailure, match="cannot answer"),
     ):
         read(empty)

@@ -14,9 +14,9 @@ from tests.unit.bridge.delivery.doubt.entries import doubt
 
 NAME, OFFSET = ("delay", 3), 1234
 COMMANDS = [
-    (BATCHES, SKIPPED, ["skip-batch", "delay/3/1234"], "the batch at offset 1234 is to be skipped"),
-    (ENDS, ABORTED, ["resolve", "delay/3/1234", "--as", "aborted"], "what is in doubt at offset 1234 is to be aborted"),
-    (ENDS, COMMITTED, ["resolve", "delay/3/1234", "--as", "committed"], "is to be committed"),
+    (BATCHES, SKIPPED, ["skip-batch", "delay/3/1234"], "the batch at offset 1234 will count as skipped"),
+    (ENDS, ABORTED, ["resolve", "delay/3/1234", "--as", "aborted"], "at offset 1234 will count as aborted"),
+    (ENDS, COMMITTED, ["resolve", "delay/3/1234", "--as", "committed"], "will count as committed"),
 ]
 
 

@@ -73,7 +73,7 @@ def test_one_by_origin_is_answered_when_all_that_it_names_is(replies: Any) -> No
     records = answer(("delay", 0, 7), Outcome.MOVED, 1, 2), answer(("delay", 0, 7), Outcome.NOT_PENDING, 3)
     told = replies(*records).wait(COMMANDS[:1], 60, 3)
     assert told.counts == {"moved": 2, "not-pending": 1} and told.has_changed
-    with pytest.raises(EnvironmentFailure, match="has not answered within 60 s"):
+    with pytest.raises(EnvironmentFailure, match="no answer of the bridge within 60 s"):
         replies(records[0]).wait(COMMANDS[:1], 60, 3)
 
 
