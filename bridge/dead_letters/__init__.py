@@ -1,1 +1,1 @@
-"""The dead-letter topics: what is in them, and how it goes back."""
+"""The dead-letter topics: lists of their letters, and redrive."""

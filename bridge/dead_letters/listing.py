@@ -1,9 +1,9 @@
-"""Dead letters, the newest first, a page at a time; one of them; and the way back (redrive.py).
+"""Pages of dead letters, the newest first, and single letters. redrive.py puts letters back.
 
-A page reads each partition backwards in pieces. Within one, letters come in the order of their offsets; letters of
-several are merged by the time at which they were written, as far down as all partitions have been read. It keeps
-neither values nor headers of what it has read, nor whole keys, and looks at a bounded number of records: then it has
-fewer letters than were asked for.
+A page reads each partition backwards in pieces. The letters of one partition keep the order of their offsets. Those of
+several partitions are merged by their timestamps, down to the latest point that all partitions have reached. A page
+keeps no values, no headers and no whole keys. It reads a bounded number of records, and so may have fewer letters than
+its limit.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from bridge.wire.received import headers_of
 from timerstore.clock import Clock
 
 PIECE_ROWS: Final = 1_000
-"""Read at once, of all partitions together."""
+"""Records in a piece, of all partitions together."""
 PIECE_ROWS_MIN: Final = 20
 ROWS_MAX: Final = 20_000
-"""Looked at for a page, and for what was noted behind it."""
+"""The most records to read for a page, and the most to read for the notes after it."""
 KEY_BYTES_MAX: Final = 4_097
-"""Of a key in a page: one more than is shown, so that it can be told that it is longer."""
+"""Bytes of a key in a page: one more than the shown bytes, so that a longer key is known to be longer."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedLetter:
-    """A dead letter, and where it is; its timestamp says when it was written."""
+    """A dead letter with its place and the timestamp of its record."""
 
     place: Origin
     ts_ms: int
@@ -49,13 +49,13 @@ class PlacedLetter:
     key: bytes | None
     value: bytes | None
     redriven: bool | None
-    """Whether it has gone back; None: that was not looked up, since too much has been written behind it."""
+    """Whether a redrive has put it back; None: unknown, since too many records follow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterPage:
-    """Dead letters, the newest first, and for each partition the offset below which the next page begins; None: there
-    are no more."""
+    """Dead letters, the newest first, and the end offset of the next page in each partition; None: this is the last
+    page."""
 
     letters: Sequence[PlacedLetter]
     next: Mapping[Place, int] | None
@@ -63,18 +63,18 @@ class LetterPage:
 
 @dataclass(slots=True)
 class _Part:
-    """A partition of which [`low`, `end`) was read; `ts_ms`: nothing below `low` is younger."""
+    """A partition whose offsets [`low`, `end`) were read. No record below `low` counts as younger than `ts_ms`."""
 
     start: int
     low: int
     end: int
     ts_ms: float = math.inf
-    found: list[tuple[float, PlacedLetter]] = field(default_factory=list)
-    """Letters that fit, the newest first, each with the least timestamp so far: so they stay in order of offset."""
+    matching: list[tuple[float, PlacedLetter]] = field(default_factory=list)
+    """Matching letters, the newest first. Each has the smallest timestamp read up to it, which keeps the order of offsets."""
 
 
 class _Seen(NamedTuple):
-    """A record that was read; `letter` where it fits, without value and headers."""
+    """A record that was read, with its letter if it matches; the letter has no value and no headers."""
 
     place: Place
     ts_ms: int
@@ -82,7 +82,7 @@ class _Seen(NamedTuple):
 
 
 class Letterbox:
-    """The dead-letter topics of a configuration: lists, and redrive, one at a time. Any thread."""
+    """The dead-letter topics of a configuration: pages, single letters, and one redrive at a time. Any thread."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
@@ -111,21 +111,21 @@ class Letterbox:
             looked_at = 0
             while (unread := _unread(parts)) and len(_ready(parts)) < limit and looked_at < ROWS_MAX:
                 size = max(PIECE_ROWS_MIN, PIECE_ROWS // len(unread))
-                piece = {each: Watermarks(start=max(p.start, p.low - size), end=p.low) for each, p in unread.items()}
+                piece = {place: Watermarks(start=max(p.start, p.low - size), end=p.low) for place, p in unread.items()}
                 looked_at += sum(mark.end - mark.start for mark in piece.values())
                 _take(parts, piece, reader.read(piece, partial(_seen, choice, topics)))
-            letters = sorted(_ready(parts), key=lambda each: -each[0])[:limit]
+            letters = [letter for _, letter in sorted(_ready(parts), key=lambda ready: -ready[0])[:limit]]
             gone = reader.gone()
-        chosen = {each.place for _, each in letters}
+        chosen = {letter.place for letter in letters}
         following = {place: _next(part, chosen) for place, part in parts.items()}
         is_last = all(following[place] <= part.start for place, part in parts.items())
         return LetterPage(
-            letters=[replace(each, redriven=_has_gone(each, gone) if is_known else None) for _, each in letters],
+            letters=[replace(letter, redriven=_has_gone(letter, gone) if is_known else None) for letter in letters],
             next=None if is_last else following,
         )
 
     def get(self, place: Origin) -> PlacedLetter | None:
-        """One, with its value and its record's headers; None where there is none. Raises EnvironmentFailure."""
+        """The letter at `place` with its value and headers, or None. Raises EnvironmentFailure."""
         cluster = Cluster(self._settings)
         topics = LetterTopics(self._settings, cluster)
         where, offset = place[:2], place[2]
@@ -136,18 +136,18 @@ class Letterbox:
             return None
         with _Reader(self._settings, self._clock, topics) as reader:
             end = min(mark.end, offset + ROWS_MAX)
-            found = reader.read({where: Watermarks(start=offset, end=offset + 1)}, lambda message: message)
-            letter = topics.letter(found[0]) if found else None
+            messages = reader.read({where: Watermarks(start=offset, end=offset + 1)}, lambda message: message)
+            letter = topics.letter(messages[0]) if messages else None
             if letter is None:
                 return None
             reader.read({where: Watermarks(start=offset + 1, end=end)}, _nothing)
-            placed = _placed(found[0], letter)
+            placed = _placed(messages[0], letter)
             is_gone = _has_gone(placed, reader.gone())
             return replace(placed, redriven=is_gone if is_gone or end == mark.end else None)
 
     def redrive(self, choice: Choice, *, execute: bool) -> Report:
-        """Put back what is chosen, or only count it. Raises BridgeError, also while another one goes on: it would be
-        fenced."""
+        """Put the chosen letters back, or only count them. Raises BridgeError, also during another redrive: this one
+        would fence it."""
         if not self._redriving.acquire(blocking=False):
             raise EnvironmentFailure("another redrive is under way", hint="Wait for its end.", code="DB-3037")
         try:
@@ -157,7 +157,7 @@ class Letterbox:
 
 
 class _Reader:
-    """A consumer, and what the records that it has read say of letters that have gone back."""
+    """A consumer, and the redriven letters that its records name."""
 
     def __init__(self, settings: Settings, clock: Clock, topics: LetterTopics) -> None:
         self._consumer: Consumer = make_consumer(settings)
@@ -172,19 +172,19 @@ class _Reader:
         self._consumer.close()
 
     def read(self, marks: Mapping[Place, Watermarks], keep: Callable[[Message], T | None]) -> list[T]:
-        """What `keep` makes of the records between the marks that are no notes. The notes are taken in."""
+        """The results of `keep` for the records between the marks. Notes of a redrive are taken in instead."""
         kept: list[T] = []
         try:
             for batch in batches(self._consumer, marks, self._clock, visible=True):
                 for message in batch:
                     if is_redriven(headers_of(message)):
                         self._note(message)
-                    elif (found := keep(message)) is not None:
-                        kept.append(found)
+                    elif (result := keep(message)) is not None:
+                        kept.append(result)
         except KafkaException as exception:
             raise EnvironmentFailure(
                 "cannot read the dead-letter topics",
-                hint="It needs Read and Describe on them.",
+                hint="Grant Read and Describe on them.",
                 reason=kafka_error(exception).str(),
                 code="DB-3036",
             ) from exception
@@ -193,31 +193,31 @@ class _Reader:
     def _note(self, message: Message) -> None:
         place = place_of(message)
         try:
-            found = read_redriven(self._topics.topics[place[0]].topic_id, message.value(), str(message.offset()))
-        except StateError:  # of a copied topic: a run says so
+            ranges = read_redriven(self._topics.topics[place[0]].topic_id, message.value(), str(message.offset()))
+        except StateError:  # the topic is a copy: a redrive reports it
             self._doubtful.add(place)
             return
-        self._ranges.setdefault(place, []).extend(found)
+        self._ranges.setdefault(place, []).extend(ranges)
 
     def gone(self) -> Mapping[Place, Gone | None]:
-        """What has gone back, as far as it was read; None where that cannot be known."""
-        known = {place: Gone(found) for place, found in self._ranges.items()}
-        return {**known, **dict.fromkeys(self._doubtful)}
+        """The redriven letters by the notes that were read; None for a partition with unreadable notes."""
+        gone = {place: Gone(ranges) for place, ranges in self._ranges.items()}
+        return {**gone, **dict.fromkeys(self._doubtful)}
 
 
 def _unread(parts: Mapping[Place, _Part]) -> dict[Place, _Part]:
-    """Partitions that may have the next letter."""
+    """The partitions that are not read to their starts."""
     return {place: part for place, part in parts.items() if part.low > part.start}
 
 
 def _ready(parts: Mapping[Place, _Part]) -> list[tuple[float, PlacedLetter]]:
-    """Letters that nothing unread comes before."""
+    """The letters that come before all unread ones."""
     since = max((part.ts_ms for part in _unread(parts).values()), default=-math.inf)
-    return [each for part in parts.values() for each in part.found if each[0] >= since]
+    return [(ts_ms, letter) for part in parts.values() for ts_ms, letter in part.matching if ts_ms >= since]
 
 
 def _seen(choice: Choice, topics: LetterTopics, message: Message) -> _Seen:
-    """A record as a page keeps it."""
+    """The parts of a record that a page keeps."""
     place, ts_ms, letter = place_of(message), message.timestamp()[1], topics.letter(message)
     if letter is None or not choice.chooses(letter, ts_ms, (*place, message.offset() or 0)):
         return _Seen(place, ts_ms, None)
@@ -227,15 +227,15 @@ def _seen(choice: Choice, topics: LetterTopics, message: Message) -> _Seen:
 
 
 def _nothing(_: Message) -> None:
-    """Of records of which only the notes count."""
+    """Keep no record: only the notes count."""
 
 
 def _take(parts: Mapping[Place, _Part], piece: Mapping[Place, Watermarks], seen: Sequence[_Seen]) -> None:
-    for each in reversed(seen):
-        part = parts[each.place]
-        part.ts_ms = min(part.ts_ms, each.ts_ms)
-        if each.letter is not None:
-            part.found.append((part.ts_ms, each.letter))
+    for record in reversed(seen):
+        part = parts[record.place]
+        part.ts_ms = min(part.ts_ms, record.ts_ms)
+        if record.letter is not None:
+            part.matching.append((part.ts_ms, record.letter))
     for place, mark in piece.items():
         parts[place].low = mark.start
 
@@ -249,11 +249,11 @@ def _placed(message: Message, letter: Letter) -> PlacedLetter:
 
 
 def _next(part: _Part, chosen: set[Origin]) -> int:
-    """Below which offset the next page begins: all above it is shown, or does not fit."""
-    left = [each.place[2] for _, each in part.found if each.place not in chosen]
+    """The end offset of the next page: the letters above it are shown, or do not match."""
+    left = [letter.place[2] for _, letter in part.matching if letter.place not in chosen]
     return max(left) + 1 if left else part.low
 
 
 def _has_gone(letter: PlacedLetter, gone: Mapping[Place, Gone | None]) -> bool | None:
-    found = gone.get(letter.place[:2], Gone([]))
-    return None if found is None else letter.place[2] in found
+    offsets = gone.get(letter.place[:2], Gone([]))
+    return None if offsets is None else letter.place[2] in offsets

@@ -1,4 +1,4 @@
-"""The dead-letter topics of some delay topics, and their records between two offsets of each partition."""
+"""Reads the dead-letter topics of some delay topics, between two offsets of each partition."""
 
 from __future__ import annotations
 
@@ -18,43 +18,44 @@ from timerstore.clock import Clock
 
 POLL_S: Final = 1.0
 PROMPT_POLL_S: Final = 0.02
-"""The client waits for so long, or for POLL_RECORDS, also where it has some."""
+"""The longest wait of a poll for POLL_RECORDS, even if it has some."""
 WAIT_MS: Final = 20
-"""The broker answers after so long, also where there is nothing: before that, it is not asked for another range."""
+"""The longest wait of the broker for records: until its answer, the client asks it for no other range."""
 POLL_RECORDS: Final = 500
 BATCH_ROWS: Final = 2_000
 BATCH_BYTES: Final = 8 << 20
 READ_TIMEOUT_S: Final = 30.0
-"""Without a record or the end of a partition for so long: something is wrong."""
+"""The longest time without a record or the end of a partition, before an error."""
 
 Place = tuple[str, int]
 Marks = Mapping[Place, Watermarks]
 
 
 class LetterTopics:
-    """Dead-letter topics that there are, and the delay topics that their letters may come from."""
+    """The existing dead-letter topics, and the delay topics that their letters may come from."""
 
     def __init__(self, settings: Settings, cluster: Cluster, delay_topics: Sequence[str] = ()) -> None:
-        """Of these delay topics, or of all. Raises EnvironmentFailure where there is none, or no answer."""
-        known = [topic for topic in delay_topics if topic in settings.delay_topics] or settings.delay_topics
-        names = {settings.dead_letter_topic(topic) for topic in known}
+        """The topics of these delay topics, or of all. Raises EnvironmentFailure if none exists, or without an answer
+        of the brokers."""
+        chosen = [topic for topic in delay_topics if topic in settings.delay_topics] or settings.delay_topics
+        names = {settings.dead_letter_topic(topic) for topic in chosen}
         self.topics: Mapping[str, Topic] = cluster.topics(names)
         if not self.topics:
             raise EnvironmentFailure(
-                "there is no dead-letter topic",
-                hint="Set bridge.create_topics, and `delay-bridge run` creates it.",
+                "no dead-letter topic exists",
+                hint="Set bridge.create_topics; then `delay-bridge run` creates it.",
                 code="DB-1010",
             )
         self._into: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
         """By dead-letter topic: the delay topics that its letters may come from, with their partitions."""
-        for topic, found in cluster.topics(settings.delay_topics).items():
-            self._into.setdefault(settings.dead_letter_topic(topic), {})[topic] = found.partitions
+        for name, topic in cluster.topics(settings.delay_topics).items():
+            self._into.setdefault(settings.dead_letter_topic(name), {})[name] = topic.partitions
 
     def places(self) -> list[Place]:
-        return [(topic, partition) for topic, found in self.topics.items() for partition in range(found.partitions)]
+        return [(name, partition) for name, topic in self.topics.items() for partition in range(topic.partitions)]
 
     def letter(self, message: Message) -> Letter | None:
-        """What a record is; None for one that is no dead letter of these topics."""
+        """The dead letter in a record; None if the record is not a dead letter of these topics."""
         letter = read_letter(headers_of(message))
         if letter is None or not 0 <= letter.partition < self._into[place_of(message)[0]].get(letter.topic, 0):
             return None
@@ -62,8 +63,8 @@ class LetterTopics:
 
 
 def make_consumer(settings: Settings) -> Consumer:
-    """Reads what is committed. Its group is the bridge's, which every user of its configuration may name; it is not
-    joined."""
+    """A consumer of committed records. It does not join its group, the bridge's, which every user of the configuration
+    may name."""
     reading = librdkafka(settings, "consumer") | {
         "auto.offset.reset": "earliest",
         "enable.partition.eof": True,
@@ -76,7 +77,8 @@ def make_consumer(settings: Settings) -> Consumer:
 
 
 def batches(consumer: Consumer, marks: Marks, clock: Clock, *, visible: bool = False) -> Iterator[list[Message]]:
-    """All records between the marks, some at a time. `visible`: what an open transaction hides is not waited for.
+    """All records between the marks, in batches. With `visible` it does not wait for the end of open transactions, and
+    leaves out their records.
 
     Raises KafkaException.
     """
@@ -94,11 +96,11 @@ def batches(consumer: Consumer, marks: Marks, clock: Clock, *, visible: bool = F
             if error is None and offset < ends.get(place, 0):
                 batch.append(message)
                 size += record_bytes(message)
-            # The end of what may be read is not yet the end where a transaction is open.
+            # Before an open transaction the partition ends early: the mark is not reached.
             if offset + (error is None) >= ends.get(place, 0) or (visible and error is not None):
                 ends.pop(place, None)
         if clock.monotonic_s() - heard_s > READ_TIMEOUT_S:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the dead-letter topics are not read"))
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "reading the dead-letter topics has stalled"))
         if len(batch) >= BATCH_ROWS or size >= BATCH_BYTES:
             yield batch
             batch, size, heard_s = [], 0, clock.monotonic_s()

@@ -1,17 +1,19 @@
-"""Redrive: dead letters go back into the delay topics that they came from, once what was wrong is right.
+"""Redrive: dead letters go back into their delay topics after the repair of their fault.
 
-A letter goes back into its old partition, where cancels of its id find it, due when it was; and only into a delay topic
-whose dead letters are configured to be in the topic where it was found. One that would be rejected again stays, and
-counts as broken.
+A letter goes back into its old partition, where cancels of its id find it, with its old due time. It goes back only if
+its delay topic is configured to use the dead-letter topic that has the letter. A letter that would be rejected again
+stays, and counts as broken.
 
-Exactly once: the transaction that puts letters back also writes, into their partition of the dead-letter topic, which
-ones they are (bridge/wire/letters.py). A run begins by reading those records:
+Exactly once: the transaction that puts letters back also writes a note with their offsets into their partition of the
+dead-letter topic (bridge/wire/letters.py). The steps of a run, each with the cost of a crash after it:
 
-1. `init_transactions` ends what an earlier run left open, and fences one that is still running. (Nothing.) It is
-   called again before a transaction where a request of the one before may arrive late (bridge/kafka/repeats.py).
-2. The ends of the logs are looked up, those of open transactions included: what an earlier run committed lies below.
-3. First pass: what has gone back. Second pass: the letters, a transaction for some of them. (A crash leaves a
-   transaction whole or undone; the next run finds out by 1 to 3.)
+1. `init_transactions` ends the open transaction of an earlier run, and fences a run that still goes on. (Cost:
+   nothing.) The run calls it again before a transaction if a request of the previous one may arrive late
+   (bridge/kafka/repeats.py).
+2. The run looks up the ends of the logs, past open transactions: every note of an earlier run lies below them. (Cost:
+   nothing.)
+3. The first pass reads the notes. The second pass reads the letters and commits them in several transactions. (Cost: a
+   crash leaves each transaction whole or undone, and the next run learns which by steps 1 to 3.)
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ FULL_POLL_S: Final = 0.1
 
 
 def redrive(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) -> Report:
-    """Go over the dead-letter topics of the chosen delay topics. Raises BridgeError."""
+    """Redrive the chosen letters, or only count them. Raises BridgeError."""
     return Redrive(settings, clock, choice).run(execute=execute)
 
 
@@ -56,9 +58,9 @@ class Redrive:
         self._epochs = Epochs({**librdkafka(settings, "producer"), **own}, CALL_TIMEOUT_S)
 
     def run(self, *, execute: bool) -> Report:
-        """Go over all letters that were there at the start. Without `execute` nothing is written.
+        """Redrive the letters that were written before the run. Without `execute` the run writes nothing.
 
-        Raises EnvironmentFailure; StateError where it cannot be known which letters have gone back.
+        Raises EnvironmentFailure, and StateError if the notes of earlier runs are unreadable.
         """
         report = Report()
         try:
@@ -72,7 +74,7 @@ class Redrive:
         except KafkaException as exception:
             raise EnvironmentFailure(
                 "cannot put dead letters back",
-                hint="What is committed has gone back; run it again. It needs Read, Describe and Write on the "
+                hint="Committed letters have gone back; run it again. Grant Read, Describe and Write on the "
                 "dead-letter topics, Write on the delay topics and the transactional id.",
                 reason=kafka_error(exception).str(),
                 code="DB-1011",
@@ -82,26 +84,26 @@ class Redrive:
         return report
 
     def _marks(self) -> dict[Place, Watermarks]:
-        """Of single letters from the first one on: what is noted about it comes behind it."""
+        """The offsets to read for notes. For single letters they begin at the first one: its note comes later."""
         places = self._choice.places
         wanted = {(topic, partition) for topic, partition, _ in places}
-        marks = self._cluster.watermarks([each for each in self._letters.places() if not places or each in wanted])
-        first = {each: min(offset for *place, offset in places if tuple(place) == each) for each in wanted}
+        marks = self._cluster.watermarks([place for place in self._letters.places() if not places or place in wanted])
+        first = {where: min(offset for *place, offset in places if tuple(place) == where) for where in wanted}
         return {
-            each: Watermarks(start=max(mark.start, first.get(each, 0)), end=mark.end) for each, mark in marks.items()
+            where: Watermarks(start=max(mark.start, first.get(where, 0)), end=mark.end) for where, mark in marks.items()
         }
 
     def _chosen(self, marks: Marks) -> Marks:
-        """Of single letters up to the last one only."""
+        """The offsets to read for letters. For single letters they end after the last one."""
         if not self._choice.places:
             return marks
         ends: dict[Place, int] = {}
         for topic, partition, offset in self._choice.places:
             ends[topic, partition] = max(offset + 1, ends.get((topic, partition), 0))
-        return {each: Watermarks(start=mark.start, end=min(mark.end, ends[each])) for each, mark in marks.items()}
+        return {place: Watermarks(start=mark.start, end=min(mark.end, ends[place])) for place, mark in marks.items()}
 
     def _gone(self, marks: Marks) -> dict[Place, Gone]:
-        """What has gone back, as noted below the ends. With `since_ms`, notes that cannot be used are left out."""
+        """The redriven letters by the notes between the marks. With `since_ms`, unreadable notes are left out."""
         ranges: dict[Place, list[Range]] = {place: [] for place in marks}
         for message in (message for batch in batches(self._consumer, marks, self._clock) for message in batch):
             if not is_redriven(headers_of(message)):
@@ -112,10 +114,10 @@ class Redrive:
             except StateError:
                 if self._choice.since_ms is None:
                     raise
-        return {place: Gone(found) for place, found in ranges.items()}
+        return {place: Gone(spans) for place, spans in ranges.items()}
 
     def _put_back(self, batch: Sequence[Message], gone: Mapping[Place, Gone], report: Report, *, execute: bool) -> None:
-        """One transaction: records, and which letters they are. A crash leaves both or neither."""
+        """One transaction: the records and the note of their letters. A crash leaves both or neither."""
         counted = Report()
         chosen = [
             (GoingBack(letter, self._choice.headers(letter), message.key(), message.value()), message)
@@ -134,7 +136,7 @@ class Redrive:
         report.add(counted)
 
     def _judge(self, message: Message, gone: Gone, report: Report) -> Letter | None:
-        """The letter if it is chosen, and where it is counted if not."""
+        """The letter if it is chosen; else None, and `report` counts the record."""
         headers = headers_of(message)
         if is_redriven(headers):
             return None
@@ -156,8 +158,8 @@ class Redrive:
             for (letter, headers, key, value), message in back:
                 offsets.setdefault(place_of(message), []).append(message.offset() or 0)
                 _produce(producer, letter.topic, letter.partition, key, value, headers)
-            for (topic, partition), found in offsets.items():
-                headers, value = redriven(self._letters.topics[topic].topic_id, found)
+            for (topic, partition), gone in offsets.items():
+                headers, value = redriven(self._letters.topics[topic].topic_id, gone)
                 _produce(producer, topic, partition, None, value, headers)
             producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as exception:

@@ -1,4 +1,4 @@
-"""Whether a record that goes back would be rejected again: the decoder of the plain reader says so, by the present
+"""Predicts whether a redriven record would be rejected again: the plain reader's decoder judges it by the present
 configuration."""
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from timerstore.rows.entry import Kind
 from timerstore.rows.position import OFFSET_MAX
 
 _COPY_DELAY_MS_MAX: Final = 10**14
-"""Of a copy: its original was accepted, by whatever maximum was in force then."""
+"""The largest delay of a copy: no limit, since its original was accepted by the limit of that time."""
 _WINDOW_MS: Final = 86_400_000
-"""Decides nothing here, since no size is asked for of what rolls."""
+"""Any roll window: it has no effect on a rejection."""
 _REASONS: Final = {reason.value: reason for reason in RejectReason}
 _COLUMNS: Final = ("reason", "schedule", "due", "tick")
 
 
 class GoingBack(NamedTuple):
-    """A letter, and the record that it becomes."""
+    """A letter, and its redriven record."""
 
     letter: Letter
     headers: Headers
@@ -36,7 +36,7 @@ class GoingBack(NamedTuple):
 
 
 class Rejection:
-    """By the configuration of all delay topics."""
+    """The judge of redriven records, by the configuration of all delay topics."""
 
     def __init__(self, settings: Settings) -> None:
         self._epochs: Mapping[str, DecodeEpochs] = {
@@ -45,13 +45,13 @@ class Rejection:
         self._every_min_ms = settings.limits.every_min
 
     def reasons(self, records: Sequence[GoingBack], now_ms: int) -> list[RejectReason | None]:
-        """Why each record would be rejected if it were written now; None: it would not be, as far as it says itself.
-        What its target takes is told at dispatch only."""
+        """The reason of each record for a rejection if it were written now; None: the record itself is valid. Only
+        dispatch learns whether its target takes it."""
         written = [
             Record(letter.topic, letter.partition, OFFSET_MAX, now_ms, True, key, value, headers)
             for letter, headers, key, value in records
         ]
-        epochs = {(each.topic, each.partition): self._epochs[each.topic] for each in written}
+        epochs = {(record.topic, record.partition): self._epochs[record.topic] for record in written}
         entries = with_schedules(decode_records(written, epochs)).select(["kind", *_COLUMNS]).to_pylist()
         return [self._reason(entry, now_ms) for entry in entries]
 
