@@ -70,7 +70,8 @@ class _Part:
     end: int
     ts_ms: float = math.inf
     matching: list[tuple[float, PlacedLetter]] = field(default_factory=list)
-    """Matching letters, the newest first. Each has the smallest timestamp read up to it, which keeps the order of offsets."""
+    """Matching letters, the newest first, each with the smallest timestamp read up to it: this keeps the order of
+    offsets."""
 
 
 class _Seen(NamedTuple):

@@ -1,1 +1,1 @@
-"""What the bridge tells: logs, metrics, health, the management port."""
+"""Logs, metrics, health and the management port."""

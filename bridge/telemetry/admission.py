@@ -1,8 +1,8 @@
-"""Which connection goes where more come than there is room for. Pure.
+"""Chooses the connection to end if there are too many. Pure.
 
-Connections without a valid request go first, the oldest of them before the others. So clients that connect and say
-nothing displace each other, and nobody who asks for something. An address with too many connections displaces its own.
-Those whose clients have shown credentials are not counted by address: behind a reverse proxy all users have one.
+Connections without a valid request go first, the oldest before the others. So clients that connect and send nothing
+displace each other, but no client with a valid request. An address with too many connections displaces its own.
+Connections with credentials do not count by address: behind a reverse proxy all users share one.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final, TypeVar
 
 HEAD_S: Final = 5.0
-"""From a connection's begin to the end of its first request's head, a TLS handshake included."""
+"""The time of a connection for its TLS handshake and the head of its first request."""
 NETWORK_BITS: Final = 64
-"""Of an IPv6 address: one machine has all addresses of such a network."""
+"""The prefix of an IPv6 address that counts as one client: one machine has all addresses of such a network."""
 
 K = TypeVar("K")
 
 
 class Standing(IntEnum):
-    """What is known of a connection's client, in the order in which connections go."""
+    """The standing of a connection's client. Connections of the lowest standing go first."""
 
     STRANGER = 0
-    """It has sent no whole request, or none that it may send."""
+    """It has sent no complete request, or none with valid credentials."""
     IDLE = 1
     """Its last request was valid."""
     BUSY = 2
@@ -34,27 +34,27 @@ class Standing(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Guest:
-    """A connection that is open."""
+    """An open connection."""
 
     place: str | None
-    """Of the client: `place_of`. None once it has shown credentials."""
+    """The client's `place_of`; None after it has shown credentials."""
     since_s: float
     standing: Standing = Standing.STRANGER
 
 
 def place_of(address: str) -> str:
-    """The address, or the network of an IPv6 address, for which connections are counted."""
+    """The unit in which connections are counted: an IPv4 address, or the network of an IPv6 address."""
     try:
-        found = ip_address(address.partition("%")[0])
+        ip = ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if not isinstance(found, IPv6Address):
-        return str(found)
-    return str(found.ipv4_mapped or ip_network((found, NETWORK_BITS), strict=False))
+    if not isinstance(ip, IPv6Address):
+        return str(ip)
+    return str(ip.ipv4_mapped or ip_network((ip, NETWORK_BITS), strict=False))
 
 
 def one_to_go(guests: Mapping[K, Guest], newcomer: K, *, guests_max: int, place_max: int) -> K | None:
-    """The connection that ends for the newcomer, which is one of the guests; the newcomer itself where all others are
+    """The connection to end for the newcomer, itself one of the guests: another one, or the newcomer if all others are
     busy. None: there is room."""
     place = guests[newcomer].place
     mine = {key: guest for key, guest in guests.items() if guest.place == place}

@@ -1,4 +1,4 @@
-"""What a transaction did, in numbers: made by the plan, added up by the transaction, taken by the metrics."""
+"""The numbers of a transaction. The plan makes them, the transaction adds them up, the metrics take them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from bridge.wire.reasons import RejectReason
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Messages `delivered` by target, dead letters (`rejected`) and `retried` records by reason, copies
-    that were `rolled` or `deferred`, and `forwarded` cancels, one for each partition. So many of `delivered` were
-    `ticks` of recurring messages; `missed` are schedules that had missed ticks, by policy. `lateness_ms` int64[] are of
-    those that were delivered, from due to produced. `commands` that were answered, by what they do and what came of it.
+    """Numbers of records and messages.
+
+    `delivered` messages by target; dead letters (`rejected`) and `retried` records by reason; `rolled` and `deferred`
+    copies; `forwarded` cancels, one for each partition. `ticks` of recurring messages, a part of `delivered`; schedules
+    with `missed` ticks, by policy. `lateness_ms` int64[] of the delivered messages, from due to produced. Answered
+    `commands`, by kind and outcome.
     """
 
     delivered: Counter[str] = field(default_factory=Counter)
@@ -32,14 +34,14 @@ class Counts:
     lateness_ms: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
     def __iadd__(self, other: Counts) -> Counts:
-        for each in fields(self):
-            mine = getattr(self, each.name)
-            mine += getattr(other, each.name)
-            setattr(self, each.name, mine)
+        for field_ in fields(self):
+            mine = getattr(self, field_.name)
+            mine += getattr(other, field_.name)
+            setattr(self, field_.name, mine)
         return self
 
     def are_unreadable(self, planned: Mapping[str, int]) -> None:
-        """So many dead letters turned out to be plain ones, by the reason that they were counted with."""
+        """Count these dead letters as unreadable, in place of their `planned` reasons."""
         for reason, count in planned.items():
             if self.rejected[reason]:
                 self.rejected[reason] -= count

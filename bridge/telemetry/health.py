@@ -1,5 +1,5 @@
-"""What the bridge says of itself: its phase, and what makes a restart necessary. The parts of the bridge report
-into `Health`; the management port (http.py) only reads it.
+"""The bridge's health: its phase, and the problems that need a restart. The parts of the bridge write it; the
+management port (http.py) only reads it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ log = structlog.get_logger("bridge.telemetry.health")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Where the bridge is: a stable name, whether it is consuming and delivering, and why not (or what is wrong)."""
+    """A phase of the bridge: a stable name, whether the bridge delivers, and the reasons why not (or its faults)."""
 
     name: str
     ready: bool = False
     reasons: tuple[str, ...] = ()
-    progress: float | None = None  # 0..1 of long work, where its end is known
-    reader: str | None = None  # which one serves while running: `spark` or `plain`
+    progress: float | None = None  # 0..1 of long work with a known end
+    reader: str | None = None  # the present reader: `spark` or `plain`
 
 
 class Health:
     """The state behind the probes; safe to use from any thread."""
 
     def __init__(self, problems: Callable[[], list[str]] = list, on_enter: Callable[[], None] = lambda: None) -> None:
-        """`problems` says in words what makes a restart necessary: what has died or hangs. `on_enter` is called with
-        every phase, and every report of progress."""
+        """`problems` returns the reasons for a restart in words: dead and hanging threads. `on_enter` is called with
+        every phase and every report of progress."""
         self.phase = Phase(name="starting", reasons=("starting",))
         self.problems = problems
         self._on_enter = on_enter
@@ -47,16 +47,16 @@ class Health:
         progress: float | None = None,
         reader: str | None = None,
     ) -> None:
-        """The bridge is in this phase from now on."""
+        """Enter a phase."""
         self._on_enter()
         self.phase = Phase(name=name, ready=ready, reasons=reasons, progress=progress, reader=reader)
 
 
 class LongWork:
-    """A phase with progress: /readyz tells it, and the log every few seconds. `report` may be called at any rate."""
+    """A phase with progress: in /readyz, and every few seconds in the log. `report` may be called at any rate."""
 
     def __init__(self, health: Health, clock: Clock, phase: str, what: str) -> None:
-        """`what` is counted."""
+        """`what` names the counted work."""
         self._phase = phase
         self._what = what
         self._health = health
@@ -65,7 +65,7 @@ class LongWork:
         health.enter(phase, reasons=(what,))
 
     def report(self, done: int, total: int) -> None:
-        """`done` of `total` are through."""
+        """`done` of `total` units are done."""
         self._health.enter(self._phase, reasons=(self._what,), progress=done / total if total else 1.0)
         now_s = self._clock.monotonic_s()
         if now_s - self._logged_s >= LOG_INTERVAL_S:

@@ -1,12 +1,12 @@
-"""Which threads hang. A thread that has ended tells the main thread; one that hangs tells nothing.
+"""Finds the threads that hang. A thread that ends tells the main thread; one that hangs tells nothing.
 
-Each long-lived thread *beats*: it shows that it is alive, and says by when it will beat again. When that time is over,
-/livez fails and names the thread; the metrics have the age of each beat. The process itself goes on, since a thread
-that comes back is as good as new.
+Each long-lived thread *beats*: it shows that it is alive, and names the time within which it will beat again. After
+that time /livez fails and names the thread. The metrics have the age of each beat. The process itself goes on: a thread
+that beats again is healthy.
 
-Each budget is longer than any legitimate wait: it follows from the time-outs of the thread's calls. Long work beats in
-its loops, and an unbounded wait (for a due message, room in the store, brokers that are down) is interrupted to beat.
-The thread of the management port needs no heartbeat: while it hangs, no probe is answered.
+Each budget is longer than any legitimate wait, since it follows from the time-outs of the thread's calls. Long work
+beats in its loops. Unbounded waits (for a due message, room in the store, brokers that are down) are interrupted to
+beat. The thread of the management port needs no heartbeat: while it hangs, no probe is answered.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from bridge.settings.time_budgets import TimeBudgets
 from timerstore.clock import Clock
 
 CALLS_S: Final = 120.0
-"""No call of librdkafka's takes longer between two beats: three attempts of a look-up are 35 s, and 60 s is what the
-client waits for an answer by default."""
+"""The longest call of librdkafka between two beats: three attempts of a look-up take 35 s, and the client's default
+wait for an answer is 60 s."""
 READ_S: Final = 60.0
-"""Reading committed offsets, twice."""
+"""Two reads of committed offsets."""
 SPARK_S: Final = 300.0
-"""A trigger of the query, or a window that is gathered. Java's client gives up a look at the ends of the logs after
-three times 60 s, and reading a record after 120 s; both end the query."""
+"""A trigger of the query, or the load of a window. Java's client gives up a look at the ends of the logs after three
+times 60 s, and the read of a record after 120 s; both end the query."""
 START_S: Final = 600.0
-"""Each piece of the start (Spark's session, one slice of what is read again) and of the end of a pipeline."""
+"""Each piece of a start (Spark's session, one slice of the records to read again) and of the end of a pipeline."""
 LOOK_S: Final = 30.0
-"""A thread that only looks at the clock."""
+"""A round of a thread that only looks at the clock."""
 DISK_BYTES_PER_S: Final = 1 << 20
-"""A disk that is slower than that has failed."""
+"""The lowest speed of a working disk."""
 FRAMES: Final = 4
-"""Of a thread's stack in the log."""
+"""Frames of a hanging thread's stack in the log."""
 
 log = structlog.get_logger("bridge.telemetry.heartbeats")
 
 
 def dispatcher_s(budgets: TimeBudgets) -> float:
-    """The end of a transaction, one beat away from its beginning: records are acknowledged, offsets sent, it is
-    committed, and, as that fails, aborted."""
+    """The budget of a transaction's end, which has no beat: acknowledgement of records, offsets, commit and, after its
+    failure, abort."""
     return max(CALLS_S, budgets.acknowledge_s + 3 * budgets.step_s + READ_S)
 
 
 class Beat(Protocol):
-    """Called by a thread: it is there, and will be so again `within_s` (its usual time if that is None)."""
+    """A thread calls it: the thread is alive, and will call again within `within_s` (None: its usual budget)."""
 
     def __call__(self, within_s: float | None = None) -> None: ...
 
 
 def unwatched(within_s: float | None = None) -> None:
-    """A `Beat` that nothing listens to."""
+    """A `Beat` without a listener."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Heart:
 
 
 class Heartbeats:
-    """The hearts of the process; any thread."""
+    """The heartbeats of the process's threads; any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -74,8 +74,8 @@ class Heartbeats:
         self._told: set[str] = set()
 
     def watch(self, thread: str, budget_s: float) -> Beat:
-        """What `thread` is to call. From the first time on it must do so every `budget_s`. One of that name that was
-        watched before is forgotten."""
+        """The `Beat` of `thread`. From its first call on it is due every `budget_s`. An earlier thread of this name is
+        forgotten."""
         heart = self._hearts[thread] = _Heart()
 
         def beat(within_s: float | None = None) -> None:
@@ -85,18 +85,18 @@ class Heartbeats:
         return beat
 
     def forget(self, *threads: str) -> None:
-        """They have ended, or are about to."""
+        """Stop watching threads that have ended, or are about to end."""
         for thread in threads:
             self._hearts.pop(thread, None)
 
     def ages(self) -> dict[str, tuple[float, float]]:
-        """By thread: seconds since its last beat, and how many there may be."""
+        """By thread: the seconds since its last beat, and their limit."""
         now_s = self._clock.monotonic_s()
         lasts = [(thread, heart.last) for thread, heart in list(self._hearts.items())]
         return {thread: (max(0.0, now_s - last[0]), last[1]) for thread, last in lasts if last is not None}
 
     def problems(self) -> list[str]:
-        """The threads that stand still, in words. Each is logged once, with where it stands."""
+        """The hanging threads, in words. Each is logged once, with its stack."""
         late = {thread: age_s for thread, (age_s, within_s) in self.ages().items() if age_s > within_s}
         new, self._told = late.keys() - self._told, set(late)
         for thread in new:
@@ -111,10 +111,10 @@ class Heartbeats:
 
 
 class Repeating:
-    """Calls `look` again and again, on a thread of its own, while it is entered; it returns the seconds in between."""
+    """Calls `look` repeatedly on a thread of its own, inside `with`. `look` returns the seconds until the next call."""
 
     def __init__(self, name: str, look: Callable[[], float], beat: Beat, wait_s: float) -> None:
-        """It begins after `wait_s`."""
+        """The first call comes after `wait_s`."""
         self._look = look
         self._beat = beat
         self._closed = threading.Event()

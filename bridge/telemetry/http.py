@@ -1,10 +1,10 @@
 """The management port: /livez, /readyz and /metrics, without secrets. TLS and a password are optional, both from files.
 
-A replaced certificate serves new connections without a restart. The password guards /metrics only: probes cannot send
-one, and their answers need no guard.
+New connections get a replaced certificate without a restart. The password guards only /metrics: probes cannot send one,
+and their answers need no guard.
 
-Slow clients do not keep probes from an answer: a connection has a few seconds for the head of its request, and a few
-more for everything, from its handshake to the last byte. Where there are too many, admission.py chooses the one to go.
+Slow clients cannot keep probes from an answer: a connection has a few seconds for the head of its request, and a few
+more from its handshake to the last byte. If there are too many, admission.py chooses the one to end.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ from timerstore.clock import Clock, SystemClock
 log = structlog.get_logger("bridge.telemetry.http")
 
 TOKEN: Final = "token"
-"""Who sends the token: it has no name of its own."""
+"""The name of a client with the token, which has no name of its own."""
 TOKEN_PATTERN: Final = "[A-Za-z0-9._~+/=-]{16,1024}"
 CONNECTION_S: Final = 10.0
-CONNECTIONS_MAX: Final = 32  # a management port; more at once is a mistake or an attack
+CONNECTIONS_MAX: Final = 32  # more on a management port are a mistake or an attack
 PLACE_MAX: Final = 16
-"""Connections of one address."""
+"""The most connections of one address."""
 THREADS_MAX: Final = 4 * CONNECTIONS_MAX
-"""Of requests; a thread whose connection was cut off ends soon, unless it hangs, as all of them do with the store."""
+"""The most threads of requests. A thread ends soon after its connection, unless the store hangs, and the thread with
+it."""
 STOP_LOOK_S: Final = 0.25
-"""How often it is looked whether to stop: half of it is what the end of the process waits for, on average."""
+"""The interval of the look for a stop: the end of the process waits for half of it on average."""
 
 
 class Certificate:
-    """Certificate chain and key, PEM files; `context` has what they held when they last changed."""
+    """Certificate chain and key, PEM files. `context` follows their changes."""
 
     def __init__(self, chain: Path, key: Path) -> None:
         self._chain = chain
@@ -64,7 +65,7 @@ class Certificate:
             self._load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(
-                f"http.certificate_file, http.key_file: cannot be used: {error.strerror or 'not PEM'}",
+                f"http.certificate_file, http.key_file: unusable: {error.strerror or 'not PEM'}",
                 hint="Give a PEM chain, and its key without a password.",
                 certificate=chain,
                 key=key,
@@ -77,7 +78,7 @@ class Certificate:
         return self._chain, self._key
 
     def context(self) -> ssl.SSLContext:
-        """For one new connection. Files that are just being replaced leave the old certificate in force."""
+        """The context of one new connection. Half-replaced files leave the old certificate in force."""
         with self._lock:
             try:
                 if self._loaded != self._changed():
@@ -100,7 +101,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """What the management port asks for: nothing by default."""
+    """The certificate and the credentials of a port; by default none."""
 
     certificate: Certificate | None = None
     user: str | None = None
@@ -109,7 +110,7 @@ class Protection:
 
     @classmethod
     def of(cls, settings: Http) -> Protection:
-        """As configured. Raises ConfigurationError for files that cannot be used."""
+        """The configured protection. Raises ConfigurationError for unusable files."""
         certificate, password, token = None, None, None
         if settings.certificate_file is not None and settings.key_file is not None:
             certificate = Certificate(settings.certificate_file, settings.key_file)
@@ -119,21 +120,21 @@ class Protection:
             token = read_secret_file(str(settings.token_file), "http.token_file")
             if not re.fullmatch(TOKEN_PATTERN, token):
                 raise ConfigurationError(
-                    "http.token_file: holds no token", hint="Write 16 to 1,024 letters and digits.", code="DB-2028"
+                    "http.token_file: no token in it", hint="Write 16 to 1,024 letters and digits.", code="DB-2028"
                 )
         return cls(certificate=certificate, user=settings.user, password=password, token=token)
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody may ask."""
+        """Whether the port needs no credentials."""
         return self.user is None and self.token is None
 
     def who(self, authorization: str | None) -> str | None:
-        """Who sends this Authorization header: the user, `TOKEN`, or "" where everybody may ask; None: a stranger."""
+        """The client with this Authorization header: the user, `TOKEN`, or "" on an open port; None: a stranger."""
         if self.is_open:
             return ""
         scheme, _, credentials = (authorization or "").partition(" ")
-        # In constant time: the time of an answer must not tell how much of a guess was right.
+        # Compared in constant time: the time of an answer must not reveal the correct part of a guess.
         if scheme.lower() == "bearer" and self.token is not None:
             return TOKEN if hmac.compare_digest(credentials.encode("utf-8", "replace"), self.token.encode()) else None
         try:
@@ -145,7 +146,7 @@ class Protection:
 
 
 class ManagementServer(ThreadingHTTPServer):
-    """Serves the probes and metrics on threads of its own. Port 0 takes a free one; `port` tells which."""
+    """Serves the probes and metrics on its own threads. For port 0 the system chooses; `port` is the one in use."""
 
     daemon_threads = True
     block_on_close = False  # a client that keeps its connection open must not hold up the stop
@@ -193,7 +194,7 @@ class ManagementServer(ThreadingHTTPServer):
         return self
 
     def stop(self) -> None:
-        """Stop serving and free the port; requests under way are cut off."""
+        """Stop serving and free the port. Requests under way are cut off."""
         if self._thread.is_alive():
             self.shutdown()
             self._thread.join()
@@ -210,11 +211,11 @@ class ManagementServer(ThreadingHTTPServer):
     # ---- by the base class
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Take a connection up, in place of another one if there are too many."""
+        """Serve a new connection, in place of another one if there are too many."""
         if self._running >= THREADS_MAX:
             self.shutdown_request(request)
             return
-        connection = request.dup()  # the same one, also when TLS has made another socket of `request`
+        connection = request.dup()  # the same connection: TLS makes another socket of `request`
         with self._lock:
             self._running += 1
             self._open[connection] = Guest(place=place_of(client_address[0]), since_s=self._clock.monotonic_s())
@@ -224,13 +225,13 @@ class ManagementServer(ThreadingHTTPServer):
         work = (connection, request, client_address)
         try:
             threading.Thread(target=self._process, args=work, name="http-request", daemon=True).start()
-        except RuntimeError:  # the machine has no more of them; the base class ends the connection
+        except RuntimeError:  # the machine has no more threads; the base class ends the connection
             self._forget(connection)
             raise
 
     def service_actions(self) -> None:
-        """Called at least twice a second by the accepting thread: no connection is older than CONNECTION_S, and none
-        without a valid request older than HEAD_S."""
+        """End the connections that are older than CONNECTION_S, or older than HEAD_S without a valid request. The
+        accepting thread calls it at least twice a second."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             old = [
@@ -242,7 +243,7 @@ class ManagementServer(ThreadingHTTPServer):
             self._cut_off(connection)
 
     def heard(self) -> None:
-        """Called on a request's own thread: its head is there, and it is valid."""
+        """A request's own thread calls it after a valid head."""
         with self._lock:
             guest = self._open.get(self._mine.connection)
             if guest is not None:
@@ -261,7 +262,7 @@ class ManagementServer(ThreadingHTTPServer):
             self._running -= 1
 
     def _cut_off(self, connection: socket.socket) -> None:
-        """End whatever its thread waits for on this connection."""
+        """End a connection, and its thread's wait on it."""
         with self._lock:
             if self._open.pop(connection, None) is None:
                 return
@@ -270,7 +271,7 @@ class ManagementServer(ThreadingHTTPServer):
         connection.close()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """On the request's own thread: a client that does not shake hands holds up no other."""
+        """Handshake and answer, on the request's own thread: a client without a handshake holds up no other."""
         if self.protection.certificate is None:
             super().finish_request(request, client_address)
             return
@@ -278,8 +279,8 @@ class ManagementServer(ThreadingHTTPServer):
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
-        if not isinstance(sys.exception(), OSError):  # else the client has left, or was cut off
-            log.debug("http_request_failed", exc_info=True)
+        if not isinstance(sys.exception(), OSError):  # an OSError: the client has left, or was cut off
+            log.debug("http-request-failed", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -332,4 +333,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log no requests: probes come every few seconds."""
+        """Requests are not logged: probes come every few seconds."""

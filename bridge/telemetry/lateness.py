@@ -1,4 +1,4 @@
-"""How late messages are delivered: a histogram that costs nothing per message, and what became of it lately."""
+"""The lateness of delivered messages: a histogram that costs nothing for each message, and its last minutes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTE_INTERVAL_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentLateness:
-    """Of the `delivered` messages of the last `over_s` seconds; `p99_ms` is None where there are none."""
+    """The lateness of the `delivered` messages of the last `over_s` seconds; `p99_ms` is None without messages."""
 
     delivered: int
     p99_ms: float | None
@@ -32,7 +32,7 @@ class RecentLateness:
 
 
 class Lateness(Collector):
-    """Takes a whole transaction at once: one searchsorted and one bincount, not a call per message. Any thread."""
+    """The histogram. It takes a whole transaction at once: one searchsorted and one bincount. Any thread."""
 
     _EDGES_MS: Final = np.array(LATENESS_BUCKETS_MS, dtype=np.int64)
     _LABELS: Final = (*(str(ms / 1000) for ms in LATENESS_BUCKETS_MS), "+Inf")
@@ -52,7 +52,7 @@ class Lateness(Collector):
             self._sum_ms += total
 
     def note(self, now_s: float) -> None:
-        """Remember what was counted by now; called every second or so."""
+        """Keep the present counts for `recent`; called about every second."""
         with self._lock:
             if not self._noted or now_s - self._noted[-1][0] >= NOTE_INTERVAL_S:
                 self._noted.append((now_s, self._counts.copy()))
@@ -60,7 +60,7 @@ class Lateness(Collector):
                 self._noted.popleft()
 
     def recent(self, now_s: float) -> RecentLateness | None:
-        """Of the last `RECENT_S` seconds, or those since the first note; None before it."""
+        """The lateness of the last `RECENT_S` seconds, or since the first `note`; None before it."""
         with self._lock:
             if not self._noted:
                 return None
@@ -78,7 +78,7 @@ class Lateness(Collector):
 
 
 def _quantile_ms(counts: npt.NDArray[np.int64], quantile: float) -> float | None:
-    """As Prometheus's histogram_quantile: evenly within a bucket; beyond the last edge, that edge."""
+    """The quantile as in Prometheus's histogram_quantile: linear within a bucket, and at most the last edge."""
     total = int(counts.sum())
     if total == 0:
         return None

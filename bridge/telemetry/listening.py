@@ -1,4 +1,4 @@
-"""The sockets that the bridge listens on: an address means the same for each of its ports."""
+"""The listening sockets of the bridge. All of its ports treat an address alike."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import socket
 from typing import Final
 
 BACKLOG: Final = 256
-"""Connections that wait to be accepted: one that finds no place there is tried again by its client after a second."""
+"""The queue of connections before their acceptance. If it is full, clients try again after a second."""
 _ALL: Final = "::"
 _NO_IPV6: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 _HINTS: Final = {
     errno.EADDRINUSE: "Choose another {key}, or 0 for a free one.",
-    errno.EACCES: "Choose another {key}: ports below 1024 need a right of their own.",
+    errno.EACCES: "Choose another {key}: ports below 1024 need a special right.",
     errno.EADDRNOTAVAIL: "Set http.host to an address of this machine, or to 0.0.0.0 or :: for all of them.",
     errno.EAFNOSUPPORT: "Set http.host to an IPv4 address: this machine has no IPv6.",
 }
 
 _HINT: Final = "Correct http.host or {key}."
-_NO_NAME: Final = "Correct http.host: it is no address, and no name that this machine can look up."
+_NO_NAME: Final = "Correct http.host: it is not an address, and this machine cannot look up such a name."
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens. `::` takes IPv4 and IPv6, and IPv4 alone on a machine without IPv6. Raises OSError."""
+    """A listening socket. `::` means IPv4 and IPv6, or IPv4 alone on a machine without IPv6. Raises OSError."""
     if host == _ALL:
         try:
             return socket.create_server((host, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
@@ -36,17 +36,17 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def shown(host: str, port: int) -> str:
-    """Host and port, as a URL has them."""
+    """Host and port in the form of a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def reason_of(error: OSError) -> str:
-    """Why `listening` failed."""
+    """The reason of a failure of `listening`."""
     return str(error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0))
 
 
 def hint_for(error: OSError, key: str) -> str:
-    """What to do about it; `key` is the setting of the port."""
+    """The remedy for a failure of `listening`; `key` is the setting of the port."""
     if isinstance(error, socket.gaierror):
         return _NO_NAME
     return _HINTS.get(error.errno or 0, _HINT).format(key=key)

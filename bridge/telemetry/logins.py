@@ -1,4 +1,4 @@
-"""Failed logins at the ports of HTTP: each is counted, and the log tells of them at intervals."""
+"""Failed logins at the HTTP ports: each is counted, and the log reports them at intervals."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import structlog
 from timerstore.clock import Clock, SystemClock
 
 TOLD_S: Final = 60.0
-"""Between two lines of the log: whoever tries passwords does not fill it."""
+"""The interval of lines in the log: guesses of passwords cannot fill it."""
 
 log = structlog.get_logger("bridge.telemetry.logins")
 
 
 def uncounted() -> None:
-    """For tests and programs without metrics."""
+    """The counter of tests and of programs without metrics."""
 
 
 class Logins:
-    """Wrong passwords and tokens of one process. Any thread."""
+    """The failed logins of one process. Any thread."""
 
     def __init__(self, clock: Clock | None = None, count: Callable[[], None] = uncounted) -> None:
         self._clock, self._count = clock or SystemClock(), count
@@ -30,7 +30,8 @@ class Logins:
         self._untold, self._told_s = 0, -math.inf
 
     def failed(self, address: str, path: str) -> None:
-        """A request came with a wrong password or token. One without any is not meant: browsers ask that way first."""
+        """Count a request with a wrong password or token. A request without credentials is no failure: browsers begin
+        with one."""
         self._count()
         with self._lock:
             self._untold += 1

@@ -1,8 +1,8 @@
-"""Logging: structured events with stable names, as JSON lines or for a terminal, never with payloads or secrets.
+"""Logging: structured events with stable names, as JSON lines or for a terminal, without payloads and secrets.
 
-Call `configure` once, first thing. A module gets its logger by `structlog.get_logger("bridge.<module>")` and logs an
-event with values as keywords: `log.info("segment-written", rows=n, bytes=m)`. Everything goes to standard output, so
-that nothing other libraries write to standard error breaks a line.
+Call `configure` once, first of all. A module gets its logger by `structlog.get_logger("bridge.<module>")` and logs an
+event with values as keywords: `log.info("segment-written", rows=n, bytes=m)`. The log goes to standard output, so that
+text of other libraries on standard error never breaks a line.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from bridge.settings.secrets import MASK, Redactor, is_secret_key
 from bridge.wire.printable import printable
 
-# Names under which a record's content could slip into a line.
+# Names that would put the content of a record into a line.
 _PAYLOAD_KEYS: Final = frozenset({"value", "payload", "headers", "record_key"})
-# Many lines; those of what Python and Java say are worth having.
+# Values of several lines: tracebacks of Python and Java keep them.
 _TRACEBACKS: Final = frozenset({"exception", "stack"})
 _OMITTED: Final = "<omitted>"
 CLIENT_LOGGER: Final = "bridge.settings.librdkafka"
 REPEATED_AFTER_S: Final = 10.0
 JVM_LOGGER: Final = "bridge.spark.jvm"
 JVM_LINES_MAX: Final = 100
-"""Of the JVM's output, within JVM_PERIOD_S: some stack traces. A task that fails again and again prints thousands."""
+"""Lines of the JVM's output within JVM_PERIOD_S: some stack traces. A task that keeps failing prints thousands."""
 JVM_PERIOD_S: Final = 60.0
 BY_RECORDS: Final = frozenset(
     {
@@ -36,7 +36,7 @@ BY_RECORDS: Final = frozenset(
         *("target-breaker-open", "target-failing", "transaction-aborted"),
     }
 )
-"""Events that a producer can cause with each of its records."""
+"""Events that every record of a producer can cause."""
 BY_RECORDS_LINES_MAX: Final = 20
 BY_RECORDS_PERIOD_S: Final = 60.0
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -47,7 +47,7 @@ def configure(
 ) -> None:
     """Set up structlog and the standard library's logging for this process.
 
-    `format`: `json`, `console`, or `auto` (console on a terminal). `redact` masks secrets wherever they occur.
+    `format`: `json`, `console`, or `auto` (console on a terminal). `redact` masks secrets in all values.
     """
     out = stream or sys.stdout
     console = format == "console" or (format == "auto" and out.isatty())
@@ -69,7 +69,7 @@ def configure(
         processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,  # so that a second `configure`, in a test, takes effect
+        cache_logger_on_first_use=False,  # a second `configure`, in a test, must take effect
     )
     handler = Lines(out)
     handler.setFormatter(
@@ -91,7 +91,7 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
     root.setLevel(level)
     for chatty in ("py4j", "pyspark", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # What goes wrong in a call to Spark is raised there; here it is a traceback whenever a stop cuts a call off.
+    # A failed call to Spark raises its error. This logger would add a traceback for every call that a stop cuts off.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     clients = logging.getLogger(CLIENT_LOGGER)
     clients.filters = [Repeats()]
@@ -99,13 +99,13 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Not what py4j writes as the root logger, a traceback for a call that a stop or the JVM's end cuts off: it is
-    raised, too."""
+    """Drop py4j's lines of the root logger: tracebacks of calls that a stop or the JVM's end cut off. The calls raise
+    their errors, too."""
     return record.name != "root" or "py4j" not in Path(record.pathname).parts
 
 
 class Lines(logging.StreamHandler[TextIO]):
-    """Lines that nobody takes any more are dropped: the bridge goes on without its log."""
+    """Writes lines, and drops them after the reader has left: the bridge goes on without its log."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):
@@ -113,8 +113,8 @@ class Lines(logging.StreamHandler[TextIO]):
 
 
 class Repeats(logging.Filter):
-    """A broker that is down makes twenty lines a second of each of librdkafka's clients, all alike: one in ten seconds
-    is logged, with the number of those that were left out before it."""
+    """Logs one line in ten seconds of each librdkafka client for a broker that is down, with the number of lines left
+    out before it. The client writes twenty a second, all alike."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Repeats(logging.Filter):
 
 
 class Ration(logging.Filter):
-    """So many lines in a period are logged; the first of the next period has the number of those that were left out."""
+    """Logs at most `lines` lines in a period. The first line of the next period has the number of lines left out."""
 
     def __init__(self, lines: int, period_s: float) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Ration(logging.Filter):
 
 
 class RationByEvent(logging.Filter):
-    """Each of `BY_RECORDS` has a ration of its own: a million records are a line a few seconds, not a million."""
+    """Gives each event of `BY_RECORDS` its own ration: a million records cause a line every few seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,9 +167,9 @@ class RationByEvent(logging.Filter):
 
 
 def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """A processor, last before text for people: names of records and reasons of brokers must not steer a terminal.
+    """The last processor before text for people: names in records and reasons of brokers must not steer a terminal.
 
-    (JSON has escapes of its own, and so have lists and maps in a text.)
+    (JSON has its own escapes, and so have lists and maps in a text.)
     """
     return {
         name: printable(value, keep="\n\t" if name in _TRACEBACKS else "") if isinstance(value, str) else value
@@ -178,7 +178,7 @@ def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
 
 
 class Masking:
-    """A processor, last before rendering: masks by key, by value, and omits what may be a record's content."""
+    """The last processor before rendering: masks secrets by key and by value, and omits the content of records."""
 
     def __init__(self, redact: Redactor) -> None:
         self._redact = redact

@@ -1,7 +1,7 @@
-"""Everything that the bridge exposes to Prometheus, on a registry of its own.
+"""The bridge's metrics for Prometheus, on their own registry.
 
-Counters and histograms are fed as things happen. Gauges are not kept: each scrape reads them from a snapshot of the
-store, so that they cannot drift from the truth.
+Events feed counters and histograms. Gauges are not kept: each scrape reads them from a snapshot of the store, so that
+they cannot drift from the truth.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ DURATION_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.
 class StoreSnapshot:
     """The state of the store and of ingest at one moment.
 
-    `pending_by_time_to_go`: counts for the buckets of `TIME_TO_GO`, in that order and not cumulative; overdue messages
-    count into the first. `cancelled_total` counts from the start of the pipeline. `oldest_overdue_s` is 0 when nothing
-    is overdue, `checkpoint_age_s` None before the first.
+    `pending_by_time_to_go`: counts for the buckets of `TIME_TO_GO`, in that order and not cumulative; the first has the
+    overdue messages, too. `cancelled_total` counts from the start of the pipeline. `oldest_overdue_s` is 0 without
+    overdue messages, `checkpoint_age_s` None before the first checkpoint.
     """
 
     pending_total: int = 0
@@ -55,17 +55,17 @@ class StoreSnapshot:
     retention_headroom_s: Mapping[str, float] = field(default_factory=dict)
     trimmed_partitions: Mapping[str, int] = field(default_factory=dict)
     corrupt_batches: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """Where each of them begins, by partition."""
+    """The first offset of the corrupt batch, by partition."""
     failing: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Partitions that take nothing now, by target and reason."""
+    """Partitions that take no records now, by target and reason."""
     paused_s: Mapping[str, float] = field(default_factory=dict)
-    """For how long, by target."""
+    """The time since the pause began, by target."""
     in_doubt: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Partitions of delay topics that are held, by topic and doubt."""
+    """Held partitions of delay topics, by topic and doubt."""
     unmet: Mapping[str, int] = field(default_factory=dict)
-    """Conditions of a start that are not met any more, by what they are about."""
+    """Failed conditions of a start, by topic."""
     heartbeats: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Seconds since the last sign of life, and how many there may be, by thread."""
+    """Seconds since the last heartbeat, and their limit, by thread."""
 
     def __post_init__(self) -> None:
         if len(self.pending_by_time_to_go) != len(TIME_TO_GO):
@@ -73,14 +73,14 @@ class StoreSnapshot:
 
 
 class Metrics:
-    """All metrics; one per process. `snapshot` is called at every scrape and must be cheap and safe from any thread."""
+    """All metrics of the process. Every scrape calls `snapshot`, which must be cheap and safe from any thread."""
 
     def __init__(self, snapshot: Callable[[], StoreSnapshot] = StoreSnapshot) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self.lateness = Lateness()
         self.registry.register(_Gauges(snapshot))
         self.registry.register(self.lateness)
-        # Of Python alone: the JVM is a process of its own. Its start time tells restarts.
+        # The Python process alone: the JVM is another one. The start time shows restarts.
         ProcessCollector(registry=self.registry)
         version = Gauge("delay_bridge_build_info", "Version, as a label.", ["version"], registry=self.registry)
         version.labels(__version__).set(1)
@@ -94,38 +94,38 @@ class Metrics:
             known=RejectReason,
         )
         self._forwarded = self._counter(
-            "cancels_forwarded", "Cancels without a key that were sent on, counted once for each other partition."
+            "cancels_forwarded", "Forwarded cancels without a key, counted once for each other partition."
         )
         self._deferred = self._counter(
             "records_deferred",
-            "Overdue messages that overdue.rate has spread over time. Raise it if catching up takes too long.",
+            "Overdue messages that overdue.rate has spread over time. Raise the rate if catching up takes too long.",
         )
         self._retried = self._counter(
             "records_retried",
-            "Records put off because their target fails for now. target_partitions_failing names the target.",
+            "Retry copies for targets that fail for now. target_partitions_failing names the target.",
             "reason",
         )
-        self._delivered = self._counter("records_delivered", "Messages committed to their real topics.", "topic")
+        self._delivered = self._counter("records_delivered", "Messages committed to their targets.", "topic")
         self._rolled = self._counter(
-            "records_rolled", "Copies written back to a delay topic because the message is due after its roll window."
+            "records_rolled", "Rolls: copies of messages that are due after their roll window."
         )
         self._ticks = self._counter(
-            "ticks_delivered", "Deliveries of recurring messages; records_delivered counts them, too."
+            "ticks_delivered", "Delivered ticks of recurring messages; records_delivered counts them, too."
         )
         self._missed = self._counter(
             "ticks_missed",
-            "Times that several ticks of a recurring message were due at once, by what its delay-missed says.",
+            "Occasions when several ticks of a recurring message were due at once, by its delay-missed.",
             "policy",
             known=Missed,
         )
         self._commands = self._counter(
             "commands_answered",
-            "Cancels that ask for an answer, and moves, by outcome. answer-dropped: the answer's topic takes none.",
+            "Moves, and cancels that ask for an answer, by outcome. answer-dropped: the topic refused the answer.",
             "command",
             "outcome",
         )
         self._early = self._counter(
-            "early_deliveries", "Messages sent before they were due. Must stay 0; please report others."
+            "early_deliveries", "Messages sent before their due time. Must stay 0; please report others."
         )
         self._aborted = self._counter("transactions_aborted", "Transactions that were rolled back and tried again.")
         self._rebuilt = self._counter(
@@ -133,20 +133,19 @@ class Metrics:
         )
         self._incidents = self._counter(
             "transaction_incidents",
-            "Transactions whose end is in doubt, and what followed. ended unasked: one had ended before the bridge "
-            "asked for that, and its messages are looked up in their topics. Must stay 0.",
+            "Transactions whose end is in doubt, and the consequences. ended unasked: a transaction ended before the "
+            "bridge asked for its end, and the bridge looks up its messages in their targets. Must stay 0.",
             "incident",
             known=INCIDENTS,
         )
         self._found = self._counter(
-            "rows_found", "Messages that a transaction had written which ended unasked: they are not written again."
+            "rows_found", "Messages that a transaction wrote before it ended unasked: they are not written again."
         )
         self._rewritten = self._counter(
             "states_rewritten",
-            "Committed states of partitions that Kafka did not hold as they were committed, and that were written "
-            "again. Must stay 0.",
+            "Committed states of partitions written again, since Kafka held other ones. Must stay 0.",
         )
-        self.rebalances = self._counter("rebalances", "Restarts of the pipeline for new partitions.")
+        self.rebalances = self._counter("rebalances", "Assignment changes applied.")
         self._clock_jumps = self._counter(
             "clock_jumps",
             "Jumps of the wall clock by a second or more. Messages follow the new time.",
@@ -154,33 +153,33 @@ class Metrics:
             known=("forward", "back"),
         )
         self._logins = self._counter(
-            "logins_failed", "Requests to the ports of HTTP with a wrong password or token. The log names the client."
+            "logins_failed", "Requests to the HTTP ports with a wrong password or token. The log names the client."
         )
         self._steps_refused = self._counter(
             "clock_steps_refused",
-            "Backward clock jumps beyond the limit: nothing is due until the clock has caught up.",
+            "Backward clock jumps beyond the limit: no message is due until the clock has caught up.",
         )
         self._truncated = self._counter(
             "records_truncated",
-            "Records that brokers had acknowledged and lost, after they were read. Must stay 0; look at the brokers.",
+            "Acknowledged records that the brokers lost after they were read. Must stay 0; check the brokers.",
             "topic",
         )
         text = (
-            "Held partitions of delay topics: they take no roll or retry, or a dead letter has no topic. "
+            "Held partitions of delay topics: they take no rolls or retries, or a dead letter has no topic. "
             "Their messages wait; check the brokers and the dead-letter topics."
         )
         self._held = Gauge("delay_bridge_partitions_held", text, registry=self.registry)
         self.flush = self._duration("flush", "Writing one segment of the TimerLog.")
         self.window = self._duration("window", "Loading one window from the TimerLog into memory.")
-        self.compaction = self._duration("compaction", "Rewriting one window of segments that become one.")
+        self.compaction = self._duration("compaction", "Rewriting one window of several segments into one.")
         self._transaction = self._duration("transaction", "One transaction, from its first record to its commit.")
-        self.batch = self._duration("ingest_batch", "Entries of delay topics that came together, into the store.")
+        self.batch = self._duration("ingest_batch", "Storing one batch of entries of delay topics.")
 
     def ingested(self, topic: str, rows: int) -> None:
         self._ingested.labels(topic).inc(rows)
 
     def committed(self, counts: Counts, seconds: float) -> None:
-        """A transaction was committed, so long after it was begun; a lateness below 0 is counted as early as well."""
+        """A transaction was committed `seconds` after its beginning. A lateness below 0 counts as early, too."""
         for counter, by_label in (
             (self._delivered, counts.delivered),
             (self._rejected, counts.rejected),
@@ -205,14 +204,14 @@ class Metrics:
         self._aborted.inc()
 
     def truncated(self, topic: str, records: int) -> None:
-        """The brokers have lost so many acknowledged records of a delay topic."""
+        """The brokers have lost this number of acknowledged records of a delay topic."""
         self._truncated.labels(topic).inc(records)
 
     def partitions_held(self, count: int) -> None:
         self._held.set(count)
 
     def clock_step_refused(self) -> None:
-        """The clock was set back once more than the committed metadata has room for."""
+        """The clock was set back once more, and the committed metadata has no room for another clock step."""
         self._steps_refused.inc()
 
     def login_failed(self) -> None:
@@ -220,7 +219,7 @@ class Metrics:
         self._logins.inc()
 
     def producer_rebuilt(self) -> None:
-        """The producer was dropped and made anew."""
+        """The producer was replaced."""
         self._rebuilt.inc()
 
     def incident(self, kind: str) -> None:
@@ -228,11 +227,11 @@ class Metrics:
         self._incidents.labels(kind).inc()
 
     def rows_found(self, count: int) -> None:
-        """So many rows of a transaction were in their topics."""
+        """This number of rows of a transaction was in their topics."""
         self._found.inc(count)
 
     def states_rewritten(self, count: int) -> None:
-        """So many partitions have their committed state again."""
+        """This number of partitions has its committed state again."""
         self._rewritten.inc(count)
 
     def clock_jumped(self, jump_ms: int) -> None:
@@ -240,8 +239,8 @@ class Metrics:
         self._clock_jumps.labels("forward" if jump_ms > 0 else "back").inc()
 
     def _counter(self, name: str, text: str, *labels: str, known: Iterable[str] = ()) -> Counter:
-        """`known` values of the one label are there from the start, with 0: Prometheus takes a series that begins with
-        1 for no increase at all, and no alert would tell of the first.
+        """A counter. The series of the `known` values of its one label begin with 0 at the start: Prometheus sees no
+        increase in a series that begins with 1, and no alert would report the first event.
         """
         counter = Counter(f"delay_bridge_{name}", text, labels, registry=self.registry)
         for value in known:
@@ -260,53 +259,53 @@ class _Gauges(Collector):
     def collect(self) -> Iterator[Metric]:
         now = self._snapshot()
         yield _gauge("pending_messages", "Messages that wait for their due time.", now.pending_total)
-        yield _gauge("recurring_messages", "Messages that come again, paused ones too.", now.schedules)
-        text = "Waiting messages by target topic: the hundred largest, and (other)."
+        yield _gauge("recurring_messages", "Recurring messages, including paused ones.", now.schedules)
+        text = "Pending messages by target topic: the hundred largest, and (other)."
         yield _gauge("pending_messages_by_topic", text, now.pending_by_topic, "topic")
         text = (
-            "Waiting messages by the time until they are delivered or, with delays beyond roll.window, written again: "
-            "up to the label, beyond the one before it."
+            "Pending messages by the time until their delivery or, for delays beyond roll.window, their next roll: "
+            "up to the label, beyond the previous one."
         )
         by_time = dict(zip(TIME_TO_GO, now.pending_by_time_to_go, strict=True))
         yield _gauge("pending_messages_by_time_to_go", text, by_time, "within")
         text = (
-            "How long the oldest message that is due waits already: since then, or since it was written if that is "
-            "later. Rises when targets or brokers do not take writes."
+            "Waiting time of the oldest due message: since its due time, or since it was written if that is later. "
+            "Rises when targets or brokers do not take writes."
         )
         yield _gauge("oldest_overdue_seconds", text, now.oldest_overdue_s)
-        text = "Records of a delay topic that are not read yet. Rises when ingest is slower than producers, or stopped."
+        text = "Unread records of a delay topic. Rises when ingest is slower than producers, or stopped."
         yield _gauge("consumer_lag_records", text, now.consumer_lag, "topic", "partition")
         text = (
-            "Partitions of targets that take nothing now: their messages are retried, then dead letters. "
-            "unknown-target: create the topic; target-denied: grant WRITE; target-unavailable: look at its brokers. "
-            "Topics that no broker has told of count together, as (unknown)."
+            "Partitions of targets that take no records now: their messages are retried, and then become dead letters. "
+            "unknown-target: create the topic; target-denied: grant WRITE; target-unavailable: check its brokers. "
+            "Topics that no broker knows count together, as (unknown)."
         )
         yield _gauge("target_partitions_failing", text, now.failing, "topic", "reason")
-        text = "For how long an operator has paused a target: its messages wait until `delay-bridge targets resume`."
+        text = "Time since an operator paused a target: its messages wait until `delay-bridge targets resume`."
         yield _gauge("target_paused_seconds", text, now.paused_s, "topic")
         text = (
-            "By how much a delay topic keeps its records longer than they are needed: retention less roll window, lag "
-            "and lateness. Below 0 pending messages may be deleted: raise retention.ms, or lower roll.window."
+            "Time for which a delay topic keeps records after their last use: retention less roll window, lag and "
+            "lateness. Below 0 it may delete pending messages: raise retention.ms, or lower roll.window."
         )
         yield _gauge("retention_headroom_seconds", text, now.retention_headroom_s, "topic")
         text = (
-            "Partitions of a delay topic in which Kafka has deleted records of pending messages: these are delivered "
-            "from store.directory alone. Must stay 0; raise retention.ms, and do not lose the directory."
+            "Partitions of a delay topic in which Kafka has deleted records of pending messages: only store.directory "
+            "has these messages. Must stay 0; raise retention.ms, and do not lose the directory."
         )
         yield _gauge("trimmed_partitions", text, now.trimmed_partitions, "topic")
         text = (
-            "Offset at which a corrupt batch begins, which holds up its partition of a delay topic: it is read on when "
-            "a broker has the batch whole again, or an operator skips it. Absent where there is none."
+            "First offset of a corrupt batch, which holds up its partition of a delay topic: reading goes on after "
+            "a broker has repaired the batch, or an operator has skipped it. Absent without a corrupt batch."
         )
         yield _gauge("corrupt_batch_offset", text, now.corrupt_batches, "topic", "partition")
         text = (
-            "Partitions of delay topics that are held, since they may not be what was read before: replaced, missing, "
-            "records-deleted, truncated, refused, no-answer. The log says more; the others are delivered."
+            "Partitions of delay topics that are held, since their records may have changed: replaced, missing, "
+            "records-deleted, truncated, refused, no-answer. The log says more; other partitions are delivered."
         )
         yield _gauge("partitions_in_doubt", text, now.in_doubt, "topic", "doubt")
         text = (
-            "Conditions of a start that are not met any more, by the topic that they are about: the next start refuses "
-            "it. The log and delay-bridge check have the remedy."
+            "Failed conditions of a start, by topic: the next start will be refused. The log and delay-bridge check "
+            "name the remedy."
         )
         yield _gauge("conditions_refused", text, now.unmet, "about")
         text = "Time since the last heartbeat of a thread. Beyond thread_heartbeat_budget_seconds it hangs: restart."
@@ -316,15 +315,13 @@ class _Gauges(Collector):
         budgets = {thread: budget_s for thread, (_, budget_s) in now.heartbeats.items()}
         yield _gauge("thread_heartbeat_budget_seconds", text, budgets, "thread")
         yield _gauge("ready_messages", "Messages in memory, ready for delivery.", now.ready_rows)
-        text = "Memory of the messages that are ready to go; limited by ready_rows.bytes."
+        text = "Memory of the messages ready for delivery; limited by ready_rows.bytes."
         yield _gauge("ready_rows_bytes", text, now.ready_rows_bytes)
         yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)
         yield _gauge("segment_bytes", "Size of the segments on disk.", now.segment_bytes)
         text = "1 while a segment waits for room on the disk: delivery goes on, ingest stops when memory is full."
         yield _gauge("disk_full", text, now.disk_full)
-        text = (
-            "1 while replaced certificates or passwords cannot be used: the old ones stay in force until they expire."
-        )
+        text = "1 while replaced certificates or passwords are unusable: the old ones stay in force until they expire."
         yield _gauge("credentials_refused", text, now.credentials_refused)
         if now.disk_free_bytes is not None and now.disk_bytes is not None:
             text = "Room on the file system of store.directory. When it is full, ingest waits; delivery goes on."
@@ -332,19 +329,19 @@ class _Gauges(Collector):
             yield _gauge("disk_size_bytes", "Size of the file system of store.directory.", now.disk_bytes)
         text = "Pending messages that a cancel or replace has finished."
         yield CounterMetricFamily("delay_bridge_records_cancelled", text, value=now.cancelled_total)
-        text = "Cancels still held because a copy of the cancelled message may yet be read."
+        text = "Cancels that are kept because a copy of the cancelled message may still be read."
         yield _gauge("tombstone_records", text, now.tombstones)
         if now.checkpoint_age_s is not None:
-            text = "Age of the local checkpoint: what a restart reads again. Normally about store.flush_interval."
+            text = "Age of the local checkpoint: a restart reads again from there. Normally about store.flush_interval."
             yield _gauge("checkpoint_age_seconds", text, now.checkpoint_age_s)
 
     def describe(self) -> Iterable[Metric]:
-        """None: a registration must not ask for a snapshot."""
+        """No metrics: the registration must not ask for a snapshot."""
         return []
 
 
 def _gauge(name: str, text: str, value: float | Mapping[Any, float], *labels: str) -> Metric:
-    """`value` by the value of its label, or by a tuple of those of its labels."""
+    """A gauge. A mapping has the numbers by the value of the one label, or by a tuple of the labels' values."""
     family = GaugeMetricFamily(f"delay_bridge_{name}", text, labels=labels)
     for key, number in value.items() if isinstance(value, Mapping) else (((), value),):
         family.add_metric([str(part) for part in (key if isinstance(key, tuple) else (key,))], number)
