@@ -1,1 +1,1 @@
-"""`make demo`: delayed messages through a bridge that is killed half-way, and an account of every one of them."""
+"""`make demo`: delayed messages through a bridge that is killed half-way, and an account of every message."""

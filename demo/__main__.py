@@ -1,4 +1,4 @@
-"""`python -m demo`: exit status 0 if nothing was lost, doubled or early, 1 if something was, else the error's own."""
+"""`python -m demo`. Exit status: 0 after a correct run, 1 after lost, doubled or early messages, else the error's."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(
             "[bold green]every message arrived once, none before its time"
             if balance.good
-            else "[bold red]that is wrong"
+            else "[bold red]the delivery was wrong: see the summary"
         )
         return 0 if balance.good else 1
     except BridgeError as error:
         console.print(str(error.message), style="bold red", highlight=False, markup=False)
         console.print(error.hint, highlight=False, markup=False, soft_wrap=True)
         return error.exit_code
-    except AssertionError as failure:  # of the harness
+    except AssertionError as failure:  # the harness raises it
         console.print(str(failure), style="bold red", highlight=False, markup=False)
         return EnvironmentFailure.exit_code
     except KafkaException as error:
@@ -95,10 +95,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="a client property for that cluster, in librdkafka's spelling; may be repeated",
     )
-    parser.add_argument("--messages", type=int, default=4_000, help="how many to send (default: %(default)s)")
+    parser.add_argument("--messages", type=int, default=4_000, help="number of messages (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=500, help="messages a second (default: %(default)s)")
-    parser.add_argument("--keep", action="store_true", help="leave bridge and page open afterwards, until Ctrl-C")
-    parser.add_argument("--seed", type=int, default=1, help="of delays, topics and keys (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="keep the bridge and its page running until Ctrl-C")
+    parser.add_argument("--seed", type=int, default=1, help="seed of delays, targets and keys (default: %(default)s)")
     return parser
 
 
@@ -114,12 +114,12 @@ class _Property(argparse.Action):
     ) -> None:
         name, equals, value = str(values).partition("=")
         if not equals:
-            parser.error(f"{option_string} wants NAME=VALUE, not {values}")
+            parser.error(f"{option_string} needs NAME=VALUE, not {values}")
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), name: value})
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt  # so that broker and bridge are ended on the way out
+    raise KeyboardInterrupt  # unwinding ends the broker and the bridge
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from timerstore.clock import Clock
 TARGETS: Final = ("orders", "payments", "reminders")
 PARTITIONS: Final = 2
 TICK_S: Final = 0.1
-# Percentiles over all that has arrived are not free: seldom enough to leave the two cores to the bridge.
+# The interval of the view: its percentiles over all arrivals must not take the cores from the bridge.
 SHOW_S: Final = 0.5
 REQUEST_TIMEOUT_S: Final = 30
 READY_TIMEOUT_S: Final = 120
 STOP_TIMEOUT_S: Final = 10
-# What a loaded machine may take for the rest after the last message is due.
+# The time of a loaded machine for the last messages after their due time.
 CATCH_UP_TIMEOUT_S: Final = 60
 KEPT_DELAY_MS: Final = (5_000, 2 * 3_600_000)
 KEPT_MESSAGES: Final = 500
@@ -37,7 +37,7 @@ KEPT_RATE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Topics of one run: unique, since the cluster may be in use."""
+    """The topics of one run. They are unique, since the cluster may be in use."""
 
     run: str
 
@@ -56,21 +56,21 @@ class Names:
 
 @contextmanager
 def topics(kafka: Mapping[str, str], names: Names) -> Iterator[None]:
-    """The run's topics, with the broker's timestamps; removed afterwards."""
+    """Create the topics of the run, with the brokers' timestamps, and remove them afterwards."""
     made = Topics(kafka["bootstrap.servers"], client={**kafka, **QUIET})
-    # LogAppendTime on the targets, too: lateness is then measured by the broker's clock, not by the bridge's.
+    # LogAppendTime on the targets, too: the brokers' clock measures the lateness, not the bridge's.
     config = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
     for topic in (names.delay, *names.targets):
         made.create(exactly=topic, partitions=PARTITIONS, config=config)
     try:
         yield
     finally:
-        found = made.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
-        made.delete(*(topic for topic in names.all if topic in found))
+        existing = made.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        made.delete(*(topic for topic in names.all if topic in existing))
 
 
 class Scenario:
-    """One run against a cluster that is there; `run` returns the balance after printing the summary."""
+    """One run against an existing cluster. `run` prints the summary and returns the balance."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Scenario:
         self._view = View(console, messages)
         self._listener = Listener(kafka, names.targets, self._ledger)
         self._sender = Sender(kafka, names.delay, names.targets, self._ledger, clock, seed=seed)
-        (port,) = free_ports(1)  # the same after the kill: a page that is open goes on
+        (port,) = free_ports(1)  # the port stays after the kill, so that an open page goes on
         self._page = f"http://localhost:{port}/"
         self._bridge = BridgeProcess(
             directory,
@@ -108,26 +108,26 @@ class Scenario:
         )
 
     def run(self) -> Balance:
-        """Raises EnvironmentFailure when the bridge or the cluster do not do their part in time."""
-        self._console.print(f"What is pending is shown at {self._page} once the bridge has started", highlight=False)
+        """Raises EnvironmentFailure if the bridge or the cluster are too slow."""
+        self._console.print(f"After the bridge's start {self._page} shows the pending messages", highlight=False)
         try:
             with self._view:
                 self._listener.start()
                 self._start_bridge("starting the bridge")
                 self._send(self._messages * 3 // 4)
-                self._event("the bridge will be killed when half of all messages are delivered")
+                self._event("the bridge will be killed after the delivery of half of all messages")
                 if not self._wait_until_delivered(self._messages // 2, "delivering"):
                     raise EnvironmentFailure(
-                        "The bridge does not deliver", hint=f"Its last words:\n{self._bridge.tail()}"
+                        "The bridge does not deliver", hint=f"The end of its log:\n{self._bridge.tail()}"
                     )
                 killed_ms = self._clock.now_ms()
                 self._bridge.end()
                 self._event(f"SIGKILL: {self._ledger.pending:,} messages are pending")
                 self._start_bridge("starting the bridge again")
                 ready_ms = self._clock.now_ms()
-                # The last quarter shows that a bridge that came back is as punctual as before.
+                # The last quarter shows that a restarted bridge is as punctual as before.
                 self._send(self._messages)
-                self._wait_until_delivered(self._messages, "delivering the rest")  # if not, the balance says so
+                self._wait_until_delivered(self._messages, "delivering the rest")  # the balance shows a failure
                 status = self._bridge.stop(STOP_TIMEOUT_S)
                 self._event(f"the bridge stopped on SIGTERM with status {status}")
         finally:
@@ -139,7 +139,7 @@ class Scenario:
         return balance
 
     def stay(self) -> None:
-        """Start the bridge once more, and send messages that are due within two hours, until Ctrl-C."""
+        """Start the bridge again, and send messages with delays up to two hours, until Ctrl-C."""
         sender = Sender(
             self._kafka, self._names.delay, self._names.targets, Ledger(), self._clock, seed=self._seed,
             delay_ms=KEPT_DELAY_MS,
@@ -165,15 +165,15 @@ class Scenario:
             if self._elapsed_s() - began_s > READY_TIMEOUT_S:
                 raise EnvironmentFailure(
                     f"The bridge was not ready within {READY_TIMEOUT_S} s",
-                    hint=f"Its last words:\n{self._bridge.tail()}",
+                    hint=f"The end of its log:\n{self._bridge.tail()}",
                 )
             self._tick(phase)
         self._event(f"ready after {self._elapsed_s() - began_s:.1f} s")
 
     def _send(self, up_to: int) -> None:
-        """Send at the run's rate until `up_to` messages are sent altogether and taken by the delay topic."""
+        """Send at the run's rate until the delay topic has taken `up_to` messages altogether."""
         began_s, before = self._elapsed_s(), self._sender.sent
-        self._event(f"sending {up_to - before:,} messages that are due in {DELAY_MS[0]} to {DELAY_MS[1]:,} ms")
+        self._event(f"sending {up_to - before:,} messages with delays of {DELAY_MS[0]} to {DELAY_MS[1]:,} ms")
         while self._sender.sent < up_to:
             due = before + int(self._rate_s * (self._elapsed_s() - began_s))
             self._sender.send_up_to(min(up_to, due))
@@ -182,7 +182,7 @@ class Scenario:
         self._sender.flush()
 
     def _wait_until_delivered(self, count: int, phase: str) -> bool:
-        """Whether `count` messages arrived in the time that the longest delay and a loaded machine may take."""
+        """Whether `count` messages arrived within the longest delay and the time of a loaded machine."""
         deadline_s = self._elapsed_s() + DELAY_MS[1] / 1000 + CATCH_UP_TIMEOUT_S
         while self._ledger.delivered < count:
             self._bridge.check()

@@ -1,4 +1,4 @@
-"""The demo's producer and consumer: numbered messages in, arrivals out, both into the ledger."""
+"""The demo's producer and consumer. The ledger gets the sent messages and the arrivals."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from timerstore.clock import Clock
 
 DELAY_MS: Final = (500, 20_000)
 KEYS: Final = 200
-# librdkafka's own lines would tear the live picture; what matters comes back as an error.
+# librdkafka's log lines would break the live view; errors reach the demo anyway.
 QUIET: Final[Mapping[str, Any]] = {"log_level": 2}
 POLL_S: Final = 0.1
 
 
 class Sender:
-    """Sends numbered messages, with delays and topics by chance from `seed`."""
+    """Sends numbered messages with random delays and targets from `seed`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Sender:
         self._failure: KafkaError | None = None
 
     def send_up_to(self, count: int) -> None:
-        """Send until `count` messages have been sent altogether. Raises KafkaException after a refusal."""
+        """Send messages up to a total of `count`. Raises KafkaException after a refusal."""
         while self.sent < count:
             self._send(self.sent)
             self.sent += 1
@@ -60,7 +60,7 @@ class Sender:
         self._raise_failure()
 
     def flush(self) -> None:
-        """Wait until the delay topic has taken everything. Raises KafkaException or EnvironmentFailure."""
+        """Wait until the delay topic has taken all messages. Raises KafkaException or EnvironmentFailure."""
         self._client.flush()
         self._raise_failure()
 
@@ -73,7 +73,7 @@ class Sender:
             headers=((NUMBER, b"%d" % number),),
         )
         self._ledger.planned(number, plan)
-        # Every other one has an absolute time; a relative delay counts from the timestamp that the broker gives.
+        # Every other message has an absolute due time; a relative delay counts from the broker's timestamp.
         due_ms = self._clock.now_ms() + delay_ms if number % 2 else None
         when: dict[str, Any] = {"after": timedelta(milliseconds=delay_ms)} if due_ms is None else {"at": due_ms}
 
@@ -92,7 +92,7 @@ class Sender:
 
 
 class Listener:
-    """Reads the real topics as a read_committed consumer, on a thread of its own, and notes every arrival."""
+    """Reads the targets as a read_committed consumer on its own thread, and notes every arrival."""
 
     def __init__(self, kafka: Mapping[str, str], topics: Sequence[str], ledger: Ledger) -> None:
         self._ledger = ledger
@@ -106,12 +106,12 @@ class Listener:
         self._reading = self._thread.submit(self._run)
 
     def check(self) -> None:
-        """Raises what ended the reading, if something did."""
+        """Raises the error that ended the reading, if any."""
         if self._reading is not None and self._reading.done():
             self._reading.result()
 
     def finish(self) -> None:
-        """Read to the end of every topic, as it is now, and close. Raises what went wrong while reading."""
+        """Read to the present end of every topic, and close. Raises the errors of reading."""
         self._stop.set()
         self._thread.shutdown()
         self.check()
@@ -122,12 +122,12 @@ class Listener:
             while not self._stop.is_set():
                 reader.poll(POLL_S)
                 noted = self._note(noted)
-            # Everything up to the ends that are there now: a second copy of a message would be among it.
+            # Up to the present ends: a second copy of a message would come before them.
             reader.to_end()
             self._note(noted)
 
     def _note(self, noted: int) -> int:
-        """Note what has come since; returns how many that makes altogether."""
+        """Note the new arrivals; returns the number of all arrivals."""
         for record in self._reader.records[noted:]:
             self._ledger.arrived(record)
         return len(self._reader.records)

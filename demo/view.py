@@ -1,4 +1,4 @@
-"""What the demo shows while it runs, and at its end: live on a terminal, plain lines elsewhere."""
+"""The demo's output during the run and at its end: live on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS_FROM_MS: Final = 10_000
 
 
 class View:
-    """Progress and events. `update` may be called as often as one likes."""
+    """Progress and events. `update` may be called at any rate."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
@@ -31,14 +31,14 @@ class View:
         self._printed_s = -PLAIN_INTERVAL_S
 
     def event(self, elapsed_s: float, text: str) -> None:
-        """Something happened that is worth a line of its own."""
+        """Show an event on its own line."""
         line = f"{elapsed_s:6.1f} s  {text}"
         self._events.append(line)
         if self._live is None:
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def update(self, elapsed_s: float, phase: str, accounts: Sequence[Account]) -> None:
-        """The state now; the last of `accounts` is that of all topics."""
+        """Show the present state; the last of `accounts` is the sum of all topics."""
         if self._live is not None:
             self._live.update(self._picture(elapsed_s, phase, accounts))
         elif elapsed_s - self._printed_s >= PLAIN_INTERVAL_S:
@@ -68,20 +68,20 @@ class View:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-            # The live picture is gone: what happened stays readable above the summary.
+            # The live view is gone: print the events above the summary.
             for line in self._events:
                 self._console.print(line, highlight=False, soft_wrap=True)
 
 
 def accounts_table(accounts: Sequence[Account]) -> Table:
-    """One line a topic, the last one for all."""
+    """A line for each topic, and a last line for all."""
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     table.add_column("topic")
     for name in ("sent", "pending", "delivered", "late p50", "p99", "max"):
         table.add_column(name, justify="right", no_wrap=True)
     for account in accounts:
         counts = (account.sent, account.pending, account.delivered)
-        # Topics of a run have a prefix in common, which would only take the room of the numbers.
+        # Without the common prefix of the run's topics there is more room for the numbers.
         table.add_row(
             account.topic.rsplit("-", 1)[-1], *(f"{count:,}" for count in counts), *_durations(account.lateness)
         )
@@ -89,14 +89,14 @@ def accounts_table(accounts: Sequence[Account]) -> Table:
 
 
 def summary(balance: Balance, lateness: Lateness, around: Mapping[str, Lateness]) -> RenderableType:
-    """The last word: the counts, and the lateness altogether and around the kill."""
+    """The summary: the counts, and the lateness of all messages and of those around the kill."""
     counts = Table(title="Summary", title_justify="left", box=None, pad_edge=False, padding=(0, 2), show_header=False)
     counts.add_column()
     counts.add_column(justify="right")
     counts.add_row("sent", f"{balance.sent:,}")
     counts.add_row("delivered", f"{balance.delivered:,}")
     bad = {"lost": len(balance.lost), "duplicated": len(balance.doubled), "early": len(balance.early)}
-    # The rarer kinds of failure are shown when they are there.
+    # Rare kinds of failure appear only if they happened.
     bad |= {name: len(which) for name, which in (("altered", balance.altered), ("unknown", balance.unknown)) if which}
     for name, count in bad.items():
         counts.add_row(name, Text(f"{count:,}", style="bold red" if count else "green"))
@@ -105,8 +105,8 @@ def summary(balance: Balance, lateness: Lateness, around: Mapping[str, Lateness]
     late.add_column("")
     for name in ("messages", "p50", "p99", "max"):
         late.add_column(name, justify="right", no_wrap=True)
-    for name, each in {"all": lateness, **around}.items():
-        late.add_row(name, f"{each.count:,}", *_durations(each))
+    for name, part in {"all": lateness, **around}.items():
+        late.add_row(name, f"{part.count:,}", *_durations(part))
     return Group("", counts, "", late, "")
 
 
