@@ -1,1 +1,1 @@
-"""What is written in Kafka: headers, dialects, decode epochs, committed state, dead letters. Pure, without Spark."""
+"""The formats of the bridge's data in Kafka: headers, dialects, decode epochs, committed state, dead letters. Pure."""

@@ -1,16 +1,16 @@
-"""Answers to commands: what became of the messages that a cancel or a move names, and the record that says so. Pure.
+"""Answers to commands: the outcome for the messages of a cancel or a move, and its record. Pure.
 
-A command with `delay-reply-to` is answered in that topic, in the transaction that decides it, so the answer and its
-effect are visible together. Key and correlation id are the command's. The headers are for programs that route, the
-value is for those that want to know more:
+A command with `delay-reply-to` is answered in that topic. The transaction that decides the command holds the answer
+too, so the answer and its effect become visible together. Key and correlation id are the command's. Programs that route
+answers read the headers; the value has the details:
 
     delay-outcome    cancelled                                    {"outcome": "cancelled", "count": 1,
     delay-command    delay/0/1207 (the record of the client)       "command": "delay/0/1207",
     delay-count      1                                             "origins": ["delay/0/1200"]}
 
-A command that is about several messages gets an answer for each outcome, with their number and the first of them; those
-by origin add up to as many as it names. (Where some of its messages were under way, these may be answered later, in a
-record of their own.)
+A command for several messages gets one answer for each outcome, with the count and the first origins. For a command by
+origin, the counts add up to the number of origins that it names. Messages in transit may be answered later, in a
+separate record.
 """
 
 from __future__ import annotations
@@ -24,34 +24,36 @@ from bridge.wire import headers as h
 from bridge.wire.headers import Headers, Origin, origin_text
 
 ORIGINS_MAX: Final = h.NAMED_MAX
-"""Origins that an answer names; it counts all."""
+"""Origins that an answer names. Its count covers all messages."""
 
 
 class Outcome(StrEnum):
-    """What became of what a command names."""
+    """The outcome of a command for the messages that it names."""
 
     CANCELLED = "cancelled"
-    """It was pending, and will not be delivered."""
+    """The message was pending, and will not be delivered."""
     MOVED = "moved"
-    """It was pending, and is due at the new time."""
+    """The message was pending, and is due at the new time."""
     DELIVERED = "delivered"
-    """It was pending when the command was read, but had left (to its target or as a dead letter) before its turn."""
+    """The message was pending when the command was read, but left (to its target or as a dead letter) before the
+    command's turn."""
     NOT_PENDING = "not-pending"
-    """Nothing of it was pending: delivered before, cancelled before, or never there."""
+    """No such message was pending: it was delivered or cancelled before, or never existed."""
     FORBIDDEN = "forbidden"
-    """It names a record that is in no delay topic of this bridge."""
+    """The command names a record outside the delay topics of this bridge."""
     TOO_MANY = "too-many"
-    """An id of more messages than one command may act on. None was touched."""
+    """The id has more messages than one command may act on. None was touched."""
     TOO_LARGE = "too-large"
-    """It is pending, and stays due when it was: a move to a later time would need a copy, for which it is too large."""
+    """The message is pending and keeps its due time: a move to a later time needs a copy, and the message is too large
+    for one."""
     UNKNOWN = "unknown"
-    """The delay topic did not take what the command needs written there."""
+    """The delay topic refused a record that the command needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of one command. `command` is the record that the client wrote; `origins` are those of the `count`
-    messages that the outcome is about, up to 100 of a command by id; `due_ms`: where they were moved to."""
+    """The answer to one command. `command` is the client's record. The outcome applies to `count` messages; `origins`
+    are their origins, at most 100 for a command by id. `due_ms` is the new due time of moved messages."""
 
     command: Origin
     outcome: Outcome
@@ -65,7 +67,7 @@ class Answer:
             raise ValueError(f"an answer names at most {ORIGINS_MAX} origins, not {len(self.origins)}")
 
     def with_more(self, other: Answer) -> Answer:
-        """The same, of the messages of another answer with this outcome, too."""
+        """This answer extended by the messages of another answer with the same outcome."""
         return replace(
             self,
             count=self.count + other.count,
@@ -79,8 +81,8 @@ class Answer:
         return [(name, text.encode()) for name, text in texts + correlation]
 
     def value(self) -> bytes:
-        """Of its record: compact JSON."""
-        told = {
+        """The value of its record: compact JSON."""
+        fields = {
             "outcome": str(self.outcome),
             "count": self.count,
             "command": origin_text(*self.command),
@@ -88,5 +90,5 @@ class Answer:
             "due_ms": self.due_ms,
             "correlation_id": self.correlation,
         }
-        kept = {name: each for name, each in told.items() if each is not None}
-        return json.dumps(kept, separators=(",", ":"), ensure_ascii=False).encode()
+        present = {name: value for name, value in fields.items() if value is not None}
+        return json.dumps(present, separators=(",", ":"), ensure_ascii=False).encode()

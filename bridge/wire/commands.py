@@ -11,35 +11,35 @@ from bridge.wire.headers import Headers
 
 CORRELATION_LENGTH_MAX: Final = 256
 KEY_BYTES_MAX: Final = 4_096
-"""A command's key that is larger stays behind when it is sent on, and is not that of its answer: with a header more the
-record might fit nowhere."""
+"""A larger key is left out of a forwarded command and of the answer: with one more header, the record might exceed
+every size limit."""
 
 
 class AnswerTo(TypedDict, total=False):
-    """What a command asks for."""
+    """The answer that a command asks for."""
 
     reply_to: str | None
-    """A topic in which the bridge says what became of the messages (`bridge.wire.answers`)."""
+    """The topic of the answer (`bridge.wire.answers`)."""
     correlation: str | None
-    """Text that its answer carries."""
+    """The answer repeats this text."""
 
 
 class Forwarded(AnswerTo, total=False):
-    """And where it is from."""
+    """The same, with the source of a forwarded command."""
 
     forwarded: str | None
-    """The command that was sent on to other partitions: the bridge does not send this one on."""
+    """The command that was forwarded to other partitions. The bridge does not forward this copy again."""
 
 
 def cancel_headers(id: str, **about: Unpack[Forwarded]) -> list[tuple[str, bytes]]:
-    """The headers of a record that cancels `id`; send it with the key of what it cancels. Raises ValueError."""
+    """The headers of a record that cancels `id`; send it with the key of the message. Raises ValueError."""
     return h.encoded([(h.CANCEL, h.check_id(id)), *_command(**about)])
 
 
 def cancel_origin_headers(origin: str, **about: Unpack[Forwarded]) -> list[tuple[str, bytes]]:
-    """The headers of a record that cancels the message that came from `origin` (`topic/partition/offset`), or up to 100
-    of that partition (`topic/partition/offset,offset...`). In any partition; the one of its messages is the quickest.
-    Raises ValueError."""
+    """The headers of a record that cancels the message from `origin` (`topic/partition/offset`), or up to 100 messages
+    of that partition (`topic/partition/offset,offset...`). The record works in any partition, and fastest in the
+    partition of its messages. Raises ValueError."""
     return h.encoded([(h.CANCEL_ORIGIN, h.origins_text(*h.parse_origins(origin))), *_command(**about)])
 
 
@@ -51,8 +51,8 @@ def move_headers(
     now_ms: int | None = None,
     **about: Unpack[Forwarded],
 ) -> list[tuple[str, bytes]]:
-    """The headers of a record that gives another due time to what is pending of `id`; send it with the key of that.
-    `at`, `after` and `now_ms` as for `timer_headers`. Raises ValueError, or TypeError."""
+    """The headers of a record that gives the pending messages of `id` another due time; send it with their key. `at`,
+    `after` and `now_ms` are those of `timer_headers`. Raises ValueError, TypeError."""
     return h.encoded([(h.MOVE, h.check_id(id)), h.time_header(at, after, now_ms), *_command(**about)])
 
 
@@ -64,13 +64,14 @@ def move_origin_headers(
     now_ms: int | None = None,
     **about: Unpack[Forwarded],
 ) -> list[tuple[str, bytes]]:
-    """As `move_headers`, for what came from `origin`, as `cancel_origin_headers` takes it, but for up to 20."""
+    """The headers of a record that moves the message from `origin` (`topic/partition/offset`), or up to 20 messages of
+    that partition. Times and exceptions are those of `move_headers`."""
     named = (h.MOVE_ORIGIN, h.origins_text(*h.parse_origins(origin, of_move=True)))
     return h.encoded([named, h.time_header(at, after, now_ms), *_command(**about)])
 
 
 def check_correlation(text: str) -> str:
-    """A correlation id, without the white space around it."""
+    """A correlation id without surrounding white space. Raises ValueError."""
     text = text.strip(h.WHITE_SPACE)
     if len(text) > CORRELATION_LENGTH_MAX:
         raise ValueError(f"a correlation id has at most {CORRELATION_LENGTH_MAX} characters, this one {len(text)}")
@@ -78,15 +79,15 @@ def check_correlation(text: str) -> str:
 
 
 def sent_on(said: Mapping[str, bytes | None], *, until_ms: int | None, forwarded: str) -> Headers:
-    """The headers of a command once more, for another record of it: with a time that does not depend on when that is
-    written, and with the place of the record that its client wrote."""
+    """The headers for another record of the same command. The time is absolute, so the moment of writing does not
+    matter. `forwarded` is the place of the client's record."""
     headers = [(name, said[name]) for name in (*h.COMMANDS, h.REPLY_TO, h.CORRELATION) if name in said]
     headers += [(h.UNTIL, str(max(until_ms, 0)).encode())] if until_ms is not None else []
     return [*headers, (h.COPY_FORWARDED, forwarded.encode())]
 
 
 def key_sent_on(key: bytes | None) -> bytes | None:
-    """The key of a command's answer, and of the command once more."""
+    """The key of a command's answer, and of a forwarded command."""
     return None if key is None or len(key) > KEY_BYTES_MAX else key
 
 

@@ -1,36 +1,33 @@
 """The committed state of one partition of a delay topic, and its text in Kafka.
 
-Kafka holds (O, P) as the group's committed offset and that offset's metadata (design, section 3). The offset is O; the
-metadata is this JSON, compact, ASCII, at most 4,095 characters (the broker refuses more, and the whole transaction with
-it):
+Kafka holds (O, P) as the group's committed offset and that offset's metadata. The offset is O. The metadata is this
+JSON, compact, ASCII, at most 4,095 characters; a broker refuses a longer text, and the whole transaction with it:
 
     {"v":1,"t":"<topic id>","n":8,"p":[1767225600000,"delay",3,4711,4800,2],"h":[[0,{...}],[9000,{...}]],"f":0}
 
-    v   version: the smallest one whose readers understand the text. 2 has frozen steps, 1 has none. A higher one, and a
-        key that is not among these, were written by a newer version of the bridge: a downgrade must not guess
-    t   id of the topic, so that a topic that was deleted and made anew is told from the one this offset belongs to
-    n   how many partitions of the topic had a commit by then, so that an added partition is told from a deleted commit
-    p   P as (at, topic, partition, offset), and `e`; null: nothing is finished yet (minus infinity)
-    h   the decode parameters and the offsets from which they hold (decode epochs)
-    f   the first offset that is ours to deliver (left out when 0): `reset-offsets --to latest` gave up what lies below
-    g   unfinished records below this offset are gone from the topic (left out when 0): only an index that covers them
-        has them
-    c   where the log was cut (left out when nowhere), the oldest first: [[number, offset], ...], both of which rise; an
-        index that knows of none but earlier numbers has records that are in no log any more. An operator's reset is
-        one, too
-    e   [offset, leader epoch]: what was read below that offset was written by leaders of no later epoch (left out where
-        the brokers do not say). Where there is a P, its last two numbers: versions that know of no epochs read P alone,
-        and go on as they do without
-    s   frozen steps of the staircase (invariant I4), after the clock was set back (left out when none), the oldest
-        first: [[O, at, offset], ...], P of a step being the position (at, this partition, offset)
-    x   what was said of targets (left out when nothing); an earlier version refuses to start with it:
-        ["orders",1767225600000,0,"repairs"], paused then, until when (0: until it is resumed), and why, or
-        ["orders",1767229200000], resumed then. Of what partitions say about a target the newest counts, so that
-        instances learn of each other's pauses, and none gets lost when a partition moves
+    v   version: the lowest version that understands the text. 2 has frozen steps, 1 has none. A higher version or an
+        unknown key comes from a newer bridge; a downgrade must not guess
+    t   id of the topic: tells a topic that was deleted and created again from the one of this offset
+    n   number of the topic's partitions with a commit: tells an added partition from a deleted commit
+    p   P as (at, topic, partition, offset), followed by `e`; null: nothing is finished (minus infinity)
+    h   the decode epochs: decode parameters, each with its first offset
+    f   the first offset that the bridge delivers (absent: 0); `reset-offsets --to latest` gave up the records below
+    g   unfinished records below this offset are gone from the topic (absent: 0); only an index that covers them still
+        holds them
+    c   the cuts of the log (absent: none), oldest first: [[number, offset], ...], both rising. An index that knows only
+        earlier numbers holds records that are in no log any more. An operator's reset counts as a cut
+    e   [offset, leader epoch]: no record below the offset was written under a later leader epoch (absent: the brokers
+        do not report epochs). With a P these are its last two numbers: versions without epochs read P alone
+    s   frozen steps of the staircase after the clock was set back (absent: none), oldest first: [[O, at, offset], ...];
+        the P of a step is the position (at, this partition, offset)
+    x   pauses of targets (absent: none); an earlier version refuses to start with them. A pause has its start, its end
+        (0: until resumed) and its reason: ["orders",1767225600000,0,"repairs"]. A resume has its time:
+        ["orders",1767229200000]. The newest entry for a target counts, whichever partition holds it: instances learn of
+        each other's pauses, and no pause is lost when a partition moves
 
-Parts that do not fit are left out, in this order; the rest fits for any P and any log, or a start refuses it: `e`, so
-that a start does not look for a cut of the log; all cuts but the last, which then counts from the offset of the first,
-so that an index gives up more than it has to.
+If the text is too long, parts are left out in this order: `e`, and the next start does not look for a cut of the log;
+all cuts but the last, whose offset becomes that of the first, and an index gives up more than necessary. The rest fits
+for any P and any log, or the start refuses.
 
 Pure: no IO, no clock.
 """
@@ -52,29 +49,30 @@ from timerstore.rows.sources import Cuts, NamedPosition, NamedStep, SourceName, 
 VERSION = 1
 VERSION_WITH_STEPS = 2
 METADATA_CHARS_MAX = 4_095
-"""What a broker accepts (`offset.metadata.max.bytes` is 4,096 by default, and the last one did not pass when tried)."""
+"""The longest metadata that a broker accepts: `offset.metadata.max.bytes` defaults to 4,096, and brokers refuse a text
+of exactly that length."""
 
 STEPS_MAX = 16
-"""Frozen steps of one partition. They pass when the clock gets to their P again; a clock that was set back more often
-before that is waited for."""
+"""Frozen steps of one partition. A step ends when the clock reaches its P again. If the clock was set back more often,
+the bridge waits for it."""
 SPARE_CHARS = 960
-"""What frozen steps and pauses leave of the metadata for changes of decode parameters, a longer P, and cuts."""
+"""Metadata that frozen steps and pauses leave free for new decode parameters, a longer P, and cuts."""
 _STEP_CHARS_MAX = 56
 CUTS_MAX = 4
-"""Cuts that are told apart; of more the two oldest count as one, at the lower offset."""
+"""Cuts that are kept apart. Beyond it the two oldest become one, at the lower offset."""
 TOPIC_CHARS_MAX = 249
-"""Of a topic's name, by Kafka's rule."""
+"""Length of a topic's name, by Kafka's rule."""
 PAUSES_CHARS_MAX = 1_600
-"""What pauses may take of the metadata."""
+"""Metadata that pauses may take."""
 
 RESET = (
-    "Choose what to deliver: `delay-bridge reset-offsets --to earliest` (everything that the topic still holds) "
-    "or `--to latest` (nothing of it)"
+    "Choose the records to deliver: `delay-bridge reset-offsets --to earliest` (all that the topic still holds) "
+    "or `--to latest` (none of them)"
 )
-"""The remedy where the bridge must not decide by itself."""
+"""The remedy where the bridge must not decide alone."""
 
 RESET_TO_COMMITTED = "`delay-bridge reset-offsets --to committed`"
-"""The remedy where something is gone for good, and going on without it repeats nothing."""
+"""The remedy for a permanent loss, where going on repeats no delivery."""
 
 _REQUIRED = {"v", "t", "n", "p", "h"}
 _KNOWN = _REQUIRED | {"c", "e", "f", "g", "s", "x"}
@@ -85,7 +83,7 @@ WHY_CHARS_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """What was said last of one target; times are epoch milliseconds. `until_ms` None: until it is resumed."""
+    """The newest pause or resume of one target. Times are epoch milliseconds; `until_ms` None: until it is resumed."""
 
     name: str
     changed_ms: int
@@ -102,21 +100,21 @@ class Pause:
         return self.is_paused and (self.until_ms is None or now_ms < self.until_ms)
 
     def ended_ms(self, now_ms: int) -> int | None:
-        """When it ended; None: it has not."""
+        """The end of the pause; None: it is still in force."""
         if self.is_in_force(now_ms):
             return None
         return self.changed_ms if not self.is_paused or self.until_ms is None else self.until_ms
 
     def to_json(self) -> list[Any]:
-        """As few characters as possible."""
+        """A list for the metadata, as short as possible."""
         if not self.is_paused:
             return [self.name, self.changed_ms]
         return [self.name, self.changed_ms, self.until_ms or 0, self.why]
 
     @classmethod
-    def from_json(cls, told: list[Any]) -> Pause:
-        """The inverse. Raises ValueError, LookupError, TypeError."""
-        name, changed_ms, *more = told
+    def from_json(cls, fields: list[Any]) -> Pause:
+        """The inverse of `to_json`. Raises ValueError, LookupError, TypeError."""
+        name, changed_ms, *more = fields
         if not more:
             return cls(name=str(name), changed_ms=int(changed_ms), is_paused=False)
         until_ms, why = more
@@ -124,16 +122,16 @@ class Pause:
 
 
 Said = tuple[Pause, ...]
-"""At most one of each target, by name."""
+"""At most one pause for each target, by name."""
 
 
-def merged(told: Iterable[Pause]) -> Said:
-    """What holds of all that was said: of each target the newest; a resume, where two are of the same moment."""
+def merged(pauses: Iterable[Pause]) -> Said:
+    """The newest pause or resume of each target. A resume wins over a pause of the same moment."""
     newest: dict[str, Pause] = {}
-    for each in told:
-        known = newest.get(each.name)
-        if known is None or _age(each) > _age(known):
-            newest[each.name] = each
+    for pause in pauses:
+        earlier = newest.get(pause.name)
+        if earlier is None or _age(pause) > _age(earlier):
+            newest[pause.name] = pause
     return tuple(newest[name] for name in sorted(newest))
 
 
@@ -143,13 +141,13 @@ def _age(pause: Pause) -> tuple[int, bool, int, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedState:
-    """What Kafka holds of one partition: O, P, and what is needed to read them.
+    """The committed state of one partition: O, P, and the values that their readers need.
 
-    `offset` is O (exclusive), `position` P (None: nothing finished), `topic_id` the topic's id as text, `partitions`
-    the topic's count of partitions that had a commit, `epochs` the decode parameters by offset, `first_offset` where
-    the bridge's part of the topic begins, `frozen` the steps from before the clock was set back, `pauses` what was said
-    last of targets. Below `gone_below` the topic has lost records that are not finished. `cuts` are where its log was
-    cut; `read_under` is (offset, epoch), see `e` above.
+    `offset` is O (exclusive), `position` is P (None: nothing finished), and `topic_id` is the topic's id as text.
+    `partitions` counts the topic's partitions with a commit. `epochs` are the decode epochs. `first_offset` is the
+    first offset that the bridge delivers. `frozen` are the steps from before the clock was set back. `pauses` are the
+    newest pauses and resumes of targets. Below `gone_below` the topic has lost unfinished records. `cuts` are the cuts
+    of its log; `read_under` is the (offset, leader epoch) of `e` above.
     """
 
     offset: int
@@ -191,9 +189,9 @@ class CommittedState:
         )
 
     def rewound(self, offset: int, now_ms: int) -> CommittedState:
-        """The same partition after its log was cut at `offset`: O goes back there. Nothing from there on is finished,
-        and P stays: what is written there now is delivered, whatever its position. An index may know what lay above,
-        also where that was above O: cancels that were read ahead."""
+        """The same partition after its log was cut at `offset`. O goes back there, nothing from there on is finished,
+        and P stays: records that are written there now are delivered at any position. An index may hold records from
+        above the cut, even above the old O: cancels that were read ahead."""
         epoch = None if self.read_under is None else (min(self.read_under[0], offset), self.read_under[1])
         state = replace(self, cuts=with_cut(self.cuts, offset, now_ms), read_under=epoch)
         return state if offset >= self.offset else state._before(offset)
@@ -214,7 +212,7 @@ class CommittedState:
         )
 
     def is_same_progress(self, other: CommittedState | None) -> bool:
-        """Whether (O, P), the frozen steps and what is gone are the same. (The epochs may have been amended in memory
+        """Whether (O, P), the frozen steps and `gone_below` are the same. (The epochs may have been amended in memory
         only.)"""
         return other is not None and (self.offset, self.position, self.frozen, self.gone_below) == (
             other.offset,
@@ -224,38 +222,38 @@ class CommittedState:
         )
 
     def is_written_as(self, other: CommittedState | None) -> bool:
-        """Whether `other`, as Kafka holds it, is this state: the same progress, and the same pauses."""
+        """Whether `other`, read from Kafka, has the same progress and the same pauses."""
         return self.is_same_progress(other) and other is not None and other.pauses == self.pauses
 
     @property
     def roll_window_ms(self) -> int:
-        """W of what is read now."""
+        """W of the records that are read now."""
         return self.epochs[-1].parameters.roll_window_ms
 
     def has_room_for(self, said: Said) -> bool:
-        """Whether all of this may be said of targets."""
+        """Whether the metadata has room for these pauses."""
         return len(self._text(said)) <= METADATA_CHARS_MAX - SPARE_CHARS
 
     def saying(self, said: Said) -> CommittedState:
-        """The same, with what was said of targets. Where there is no room for all of it, what it says already stays,
-        and the rest is in other partitions: the oldest comes first."""
+        """The same state with these pauses. Without room for all, it keeps its own targets and adds others, the oldest
+        pauses first; other partitions hold the rest."""
         if said == self.pauses or self.has_room_for(said):
             return replace(self, pauses=said)
-        names = {each.name for each in said}
-        kept = {each.name: each for each in self.pauses if each.name in names}
-        for each in sorted(said, key=lambda each: (each.name not in kept, each.changed_ms)):
-            more = merged([*kept.values(), each])
+        names = {pause.name for pause in said}
+        kept = {pause.name: pause for pause in self.pauses if pause.name in names}
+        for pause in sorted(said, key=lambda pause: (pause.name not in kept, pause.changed_ms)):
+            more = merged([*kept.values(), pause])
             if self.has_room_for(more) or len(self._text(more)) <= len(self._text(merged(kept.values()))):
-                kept[each.name] = each
+                kept[pause.name] = pause
         return replace(self, pauses=merged(kept.values()))
 
     def has_room_for_a_step(self) -> bool:
-        """Whether one more frozen step may be written down."""
+        """Whether the metadata has room for one more frozen step."""
         chars = len(self.metadata()) + _STEP_CHARS_MAX
         return len(self.frozen) < STEPS_MAX and chars <= METADATA_CHARS_MAX - SPARE_CHARS
 
     def metadata(self) -> str:
-        """The text for Kafka; the module names the parts that may be left out. Raises StateError if it is too long."""
+        """The text for Kafka; the module docstring names the optional parts. Raises StateError if it is too long."""
         without = replace(self, read_under=None)
         for state in (self, without, without._with_one_cut()):
             text = state._text(self.pauses)
@@ -264,7 +262,7 @@ class CommittedState:
         raise _too_long(self)
 
     def must_fit(self, source: SourceName) -> None:
-        """Raises StateError where the text may become too long, as P moves on, or the log is cut."""
+        """Raises StateError if the text can become too long as P moves on or the log is cut."""
         position = (AT_MIN + 1, "-" * TOPIC_CHARS_MAX, (1 << 31) - 1, OFFSET_MAX)
         cuts = ((1 << 40, OFFSET_MAX),)
         longest = replace(self, position=position, cuts=cuts, gone_below=OFFSET_MAX, read_under=None)
@@ -293,7 +291,7 @@ class CommittedState:
         if self.frozen:
             fields["s"] = self.frozen
         if pauses:
-            fields["x"] = [each.to_json() for each in pauses]
+            fields["x"] = [pause.to_json() for pause in pauses]
         return _compact(fields)
 
 
@@ -311,18 +309,18 @@ def _too_long(state: CommittedState, **fields: object) -> StateError:
 
 
 def with_cut(cuts: Cuts, offset: int, now_ms: int) -> Cuts:
-    """The cuts of a log that was cut once more; its number is of the time, so that no number comes twice, whatever
-    became of the offsets meanwhile."""
+    """The cuts of a log after one more cut. Its number derives from the time, so numbers stay unique even when the
+    offsets were reset meanwhile."""
     number = max(now_ms // 1_000, cuts[-1][0] + 1 if cuts else 1)
-    lower = [each for each in cuts if each[1] < offset]
+    lower = [cut for cut in cuts if cut[1] < offset]
     if len(lower) == CUTS_MAX:
         lower[:2] = [(lower[1][0], lower[0][1])]
     return (*lower, (number, offset))
 
 
 def are_too_long(pauses: Said) -> bool:
-    """Whether pauses take more of the metadata than they may."""
-    return len(_compact([each.to_json() for each in pauses])) > PAUSES_CHARS_MAX
+    """Whether pauses exceed their share of the metadata."""
+    return len(_compact([pause.to_json() for pause in pauses])) > PAUSES_CHARS_MAX
 
 
 def _compact(value: object) -> str:
@@ -330,14 +328,14 @@ def _compact(value: object) -> str:
 
 
 def are_same_progress(states: Mapping[SourceName, CommittedState], others: Mapping[SourceName, CommittedState]) -> bool:
-    """Whether they say the same of every partition that is in both."""
+    """Whether both have the same progress for every common partition."""
     return all(states[name].is_same_progress(others[name]) for name in states.keys() & others.keys())
 
 
 def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> CommittedState:
     """The state of `source` from a committed offset and its metadata.
 
-    Raises StateError when the metadata is missing (the group's offsets were reset), of a newer version, or
+    Raises StateError for metadata that is missing (the group's offsets were reset), from a newer version, or
     unreadable.
     """
     if not metadata:
@@ -354,7 +352,7 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
         _must_be_known(fields)
         return _decode_fields(source, offset, fields)
     except NewerFormat as newer:
-        # No other remedy is offered: what this version does not know may be what keeps messages from coming twice.
+        # The only remedy: the unknown parts may be those that prevent a second delivery.
         raise StateError(
             "the committed state was written by a newer version of the bridge",
             hint="Run that version, or a later one.",
@@ -366,7 +364,7 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise StateError(
             "the committed metadata cannot be read",
-            hint=f"Something else commits offsets under this group's name; stop it. {RESET}.",
+            hint=f"Another program commits offsets in this consumer group; stop it. {RESET}.",
             topic=source[0],
             partition=source[1],
             reason=str(error),
@@ -375,7 +373,7 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
 
 
 def _must_be_known(fields: dict[str, Any]) -> None:
-    """Raises NewerFormat for what a later version has written, ValueError for what no version has."""
+    """Raises NewerFormat for a later version's fields, ValueError for fields that no version writes."""
     version = fields["v"]
     if not isinstance(version, int) or version < VERSION:
         raise ValueError(f"version {version!r}")
@@ -434,10 +432,9 @@ def amend_epochs(
 ) -> DecodeEpochs:
     """The decode epochs under which a partition is read from now on.
 
-    Where the newest parameters are not `current`, an epoch from the committed O on is added: nothing from there on is
-    finished, so those records may be read anew. It need not be committed before they are read: should we fail before
-    the next transaction, O has not moved either, and the next start decides again. Epochs that only concern records
-    before `log_start` are dropped.
+    If the newest parameters are not `current`, an epoch is added at the committed O: no record from there on is
+    finished, so they may all be read anew. The epoch need not be committed first: after a failure before the next
+    transaction O is unchanged, and the next start decides again. Epochs that end before `log_start` are dropped.
     """
     if not epochs:
         return (DecodeEpoch(offset=0, parameters=current),)
@@ -461,7 +458,7 @@ def initial_state(
     first_offset: int = 0,
     cuts: Cuts = (),
 ) -> CommittedState:
-    """The state of a partition of which nothing was read yet: (offset, minus infinity)."""
+    """The state of a partition before its first record is read: (offset, minus infinity)."""
     return CommittedState(
         offset=offset,
         position=None,
@@ -474,5 +471,5 @@ def initial_state(
 
 
 def largest_roll_window_ms(states: Iterable[CommittedState]) -> int:
-    """The largest roll window that any record may have been decoded with, in ms (0 for no states)."""
+    """The largest roll window of any decoded record, in ms (0 for no states)."""
     return max((b.parameters.roll_window_ms for state in states for b in state.epochs), default=0)

@@ -1,9 +1,9 @@
-"""Cron expressions in a time zone: which moments they name, and which comes next. Pure.
+"""Cron expressions in a time zone: their moments, and the next one. Pure.
 
-cronsim reads the five fields, as Debian's cron does. The days that they name are looked up in masks of the fourteen
-kinds of years (`_Calendar`), so that no expression costs much, least of all one that never fires. What daylight saving
-does to wall clocks is decided here, since zones are shifted by half an hour and at midnight, too. As in Debian's cron
-(cron(8)), it depends on whether the minute or the hour field begins with `*`:
+cronsim parses the five fields as Debian's cron does. Their days are looked up in bit masks of the fourteen kinds of
+years (`_Calendar`), so every expression is cheap, even one that never fires. This module handles daylight saving
+itself: some zones shift by half an hour, some at midnight. As in Debian's cron (cron(8)), the rule depends on whether
+the minute or the hour field begins with `*`:
 
     wall clocks         neither does: times of day       one does: a rhythm
     skipped, 02:30      at the end of the gap, 03:00     not at all
@@ -13,8 +13,8 @@ does to wall clocks is decided here, since zones are shifted by half an hour and
     30 2 * * *          27 March 02:30 +01   28 March 03:00 +02   29 March 02:30 +02
     */30 * * * *        28 March 01:30 +01   28 March 03:00 +02   28 March 03:30 +02
 
-Two differences from Debian's cron: several times within one gap are one moment at its end, where cron runs the job for
-each of them; and gaps of three hours and more, as where a zone crosses the date line, are treated like others.
+There are two differences from Debian's cron. Several times within one gap are one moment at its end; cron runs the job
+for each of them. Gaps of three hours and more, such as a zone's change of the date line, are treated like others.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ Name = TypeVar("Name")
 EXPRESSION_LENGTH_MAX: Final = 256
 ZONE_LENGTH_MAX: Final = 64
 CRON_MS_MIN: Final = 60_000
-"""The shortest time between two moments, but where clocks go back."""
+"""The shortest time between two moments, except when clocks go back."""
 YEARS_MAX: Final = 10
-"""An expression names a moment within so many years (29 February is eight years from the next at most), or none."""
+"""An expression without a moment in this many years has none: 29 February recurs within eight years."""
 
 _FIELDS_PATTERN: Final = r"[0-9A-Za-z*,/#-]+(?:[ \t]+[0-9A-Za-z*,/#-]+){4}"
 _ZONE_PATTERN: Final = r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*"
 _SECOND: Final = timedelta(seconds=1)
 _YEARS: Final = timedelta(days=366 * YEARS_MAX)
 _FURTHEST: Final = _YEARS + timedelta(days=2)
-"""Whatever clocks do, a moment that seems to be further away lies beyond _YEARS."""
+"""A moment beyond this by the present clock lies beyond _YEARS after any change of the clock."""
 _STEP: Final = timedelta(days=7)
-"""No zone changes its clock twice within it."""
+"""No zone changes its clock twice within this time."""
 _NEAR: Final = timedelta(days=2)
-"""More than any change of a zone's clock."""
+"""Longer than any change of a zone's clock."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """Five fields (minute, hour, day of month, month, day of week) and an IANA zone. Raises ValueError if one of them
-    is none.
+    """Five fields (minute, hour, day of month, month, day of week) and an IANA zone. Raises ValueError for an invalid
+    one.
     """
 
     expression: str
@@ -79,34 +79,34 @@ class Cron:
         object.__setattr__(self, "_walls", _Calendar(fields))
 
     def next_after(self, moment_ms: int) -> int | None:
-        """The first moment after `moment_ms`, epoch ms; None: there is none within YEARS_MAX."""
+        """The first moment after `moment_ms`, epoch ms; None: no moment within YEARS_MAX."""
         moment = _EPOCH + timedelta(milliseconds=moment_ms)
         try:
-            found = (self._next_of_rhythm if self._is_rhythm else self._next_time_of_day)(moment)
+            following = (self._next_of_rhythm if self._is_rhythm else self._next_time_of_day)(moment)
         except OverflowError:
             return None
-        if found is None or found - moment > _YEARS:
+        if following is None or following - moment > _YEARS:
             return None
-        return (found - _EPOCH) // timedelta(milliseconds=1)
+        return (following - _EPOCH) // timedelta(milliseconds=1)
 
     def last_until(self, moment_ms: int, now_ms: int) -> int | None:
-        """The last moment in (moment_ms, now_ms], epoch ms; None: there is none. As quick for a year as for a day."""
-        found = self.next_after(moment_ms)
-        if found is None or found > now_ms:
+        """The last moment in (moment_ms, now_ms], epoch ms; None: no such moment. A year takes as long as a day."""
+        last = self.next_after(moment_ms)
+        if last is None or last > now_ms:
             return None
-        low, high = moment_ms, now_ms  # what follows `low` is no later than now, what follows `high` is
+        low, high = moment_ms, now_ms  # the moment after `low` has come, the one after `high` has not
         while high - low > 1000:
             middle = (low + high) // 2
             after = self.next_after(middle)
             if after is not None and after <= now_ms:
-                low, found = middle, after
+                low, last = middle, after
             else:
                 high = middle
-        return found
+        return last
 
     def recent(self, now_ms: int, moments: int) -> int:
-        """A moment, epoch ms, after which there are no more than so many until `now_ms`, about, and no fewer if there
-        are so many. 0 where there are fewer in the last YEARS_MAX years."""
+        """A time, epoch ms, such that about `moments` moments lie between it and `now_ms`, and never fewer. 0 if the
+        last YEARS_MAX years have fewer."""
         today = (_EPOCH + timedelta(milliseconds=now_ms)).astimezone(self._zone).date()
         first = self._walls.back(today, -(-moments // self._walls.daily))
         if first is None:
@@ -117,40 +117,40 @@ class Cron:
     def _next_time_of_day(self, moment: datetime) -> datetime | None:
         after = _wall(moment.astimezone(self._zone))
         while (wall := self._walls.next_after(after)) is not None:
-            found = self._first_at(wall)
-            if found > moment:
-                return found
-            # Clocks went back, and show it for the second time: so they do all until the moment of that change.
-            change = self._change(found, moment)
+            first = self._first_at(wall)
+            if first > moment:
+                return first
+            # Clocks went back and show this wall clock again, as every one until the moment of that change.
+            change = self._change(first, moment)
             after = wall if change is None else max(wall, _wall((change - _SECOND).astimezone(self._zone)))
         return None
 
     def _first_at(self, wall: datetime) -> datetime:
-        """When clocks in the zone first show `wall`, or jump over it."""
-        found = wall.replace(tzinfo=self._zone).astimezone(UTC)
-        if _wall(found.astimezone(self._zone)) == wall:
-            return found
-        # In a gap Python takes the offset from before it, hence a moment behind the gap.
-        return self._change(found - timedelta(days=1), found) or found
+        """The moment at which clocks in the zone first show `wall`, or jump over it."""
+        moment = wall.replace(tzinfo=self._zone).astimezone(UTC)
+        if _wall(moment.astimezone(self._zone)) == wall:
+            return moment
+        # In a gap Python uses the offset from before it, so the moment lies behind the gap.
+        return self._change(moment - timedelta(days=1), moment) or moment
 
     def _next_of_rhythm(self, moment: datetime) -> datetime | None:
         start, offset, end = moment, self._offset(moment), moment + _FURTHEST
         while (wall := self._walls.next_after(_wall(moment + offset))) is not None:
-            found = wall.replace(tzinfo=UTC) - offset
-            if found > end:  # no change of the clocks brings it near
+            candidate = wall.replace(tzinfo=UTC) - offset
+            if candidate > end:  # no change of the clocks brings it near
                 return None
-            change = self._change(start, min(found, start + _NEAR))
+            change = self._change(start, min(candidate, start + _NEAR))
             if change is not None:
                 moment, start, offset = change - _SECOND, change, self._offset(change)
-            elif found <= start + _NEAR:
-                return found
-            else:  # whatever clocks do in between, they show nothing that is wanted
-                moment = start = found - _NEAR
+            elif candidate <= start + _NEAR:
+                return candidate
+            else:  # no change of the clocks puts a named moment in between
+                moment = start = candidate - _NEAR
                 offset = self._offset(start)
         return None
 
     def _change(self, start: datetime, end: datetime) -> datetime | None:
-        """When the zone's clocks first change in (start, end]; None: they do not."""
+        """The first change of the zone's clocks in (start, end]; None: no change."""
         offset = self._offset(start)
         while start < end:
             step = min(start + _STEP, end)
@@ -187,7 +187,7 @@ def _wall(local: datetime) -> datetime:
 
 
 class _Calendar:
-    """The wall clocks, whole minutes, that five fields name. A year is looked up by its kind: a bit for each day."""
+    """The wall clocks (whole minutes) that five fields name. Each kind of year has a mask with one bit a day."""
 
     __slots__ = ("_days", "_fields", "_hours", "_minutes")
 
@@ -197,10 +197,10 @@ class _Calendar:
         self._days: dict[tuple[int, bool], int] = {}
 
     def next_after(self, wall: datetime) -> datetime | None:
-        """The first one after `wall`; None: there is none within YEARS_MAX."""
+        """The first wall clock after `wall`; None: no such one within YEARS_MAX."""
         day = wall.date()
-        if self._days_of(day.year) >> (day.timetuple().tm_yday - 1) & 1 and (found := self._later(wall)) is not None:
-            return found
+        if self._days_of(day.year) >> (day.timetuple().tm_yday - 1) & 1 and (later := self._later(wall)) is not None:
+            return later
         first = self._day_after(day)
         if first is None:
             return None
@@ -208,24 +208,24 @@ class _Calendar:
 
     @property
     def daily(self) -> int:
-        """How many there are on a day."""
+        """The number of wall clocks on each named day."""
         return len(self._hours) * len(self._minutes)
 
     def back(self, day: date, count: int) -> date | None:
-        """The first of the last `count` days that are named, up to `day`; None: there are fewer in YEARS_MAX years."""
+        """The first of the last `count` named days up to `day`; None: fewer in YEARS_MAX years."""
         kept = (1 << day.timetuple().tm_yday) - 1
         for year in range(day.year, max(day.year - YEARS_MAX, date.min.year) - 1, -1):
             days = self._days_of(year) & kept
-            found = days.bit_count()
-            if found >= count:
-                for _ in range(found - count):
+            named = days.bit_count()
+            if named >= count:
+                for _ in range(named - count):
                     days &= days - 1
                 return date(year, 1, 1) + timedelta(days=(days & -days).bit_length() - 1)
-            count, kept = count - found, -1
+            count, kept = count - named, -1
         return None
 
     def _later(self, wall: datetime) -> datetime | None:
-        """The next one of the same day."""
+        """The next wall clock of the same day."""
         if wall.hour in self._fields.hours and wall.minute < self._minutes[-1]:
             minute = self._minutes[bisect_right(self._minutes, wall.minute)]
             return wall.replace(minute=minute, second=0)
@@ -235,7 +235,7 @@ class _Calendar:
         return wall.replace(hour=hour, minute=self._minutes[0], second=0)
 
     def _day_after(self, day: date) -> date | None:
-        """The next day that is named."""
+        """The next named day."""
         passed = day.timetuple().tm_yday
         for year in range(day.year, min(day.year + YEARS_MAX + 1, date.max.year) + 1):
             left = self._days_of(year) >> passed << passed
@@ -253,8 +253,8 @@ class _Calendar:
 
 
 class _Year(NamedTuple):
-    """The days of a kind of year, a bit each, by what a field names: a month, a day of the month or the last one, a day
-    of the week (from Sunday, which is 0 and 7) or one of those in a month."""
+    """The days of a kind of year as bits, for each value of a field: a month, a day of the month or its last day, a day
+    of the week (Sunday is 0 and 7), or the nth such day of a month."""
 
     months: dict[int, int]
     days: dict[int, int]
@@ -263,7 +263,7 @@ class _Year(NamedTuple):
 
 @cache
 def _year(weekday: int, is_leap: bool) -> _Year:
-    """The kind of year that begins with a day of the week (0: Monday)."""
+    """The kind of year that begins with the day `weekday` (0: Monday)."""
     months, days = dict[int, int](), dict.fromkeys(range(1, 32), 0)
     begin = last = last_week = 0
     for month, length in enumerate((31, 29 if is_leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31), 1):
@@ -287,14 +287,14 @@ def _year(weekday: int, is_leap: bool) -> _Year:
 
 
 def _named(fields: CronSim, year: _Year) -> int:
-    """The days of a year that the fields name, as bits: by day of month and by day of week both where one of them
-    begins with `*`."""
+    """The days of a year that the fields name, as bits. A day must match both its day of month and its day of week if
+    one of these fields begins with `*`, else either."""
     by_day, by_week = _union(year.days, fields.days), _union(year.weekdays, fields.weekdays)
     return _union(year.months, fields.months) & (by_day & by_week if fields.day_and else by_day | by_week)
 
 
 def _union(masks: Mapping[Name, int], names: Iterable[Name]) -> int:
-    found = 0
+    union = 0
     for name in names:
-        found |= masks[name]
-    return found
+        union |= masks[name]
+    return union

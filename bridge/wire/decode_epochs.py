@@ -1,7 +1,7 @@
-"""The decode parameters: what, beside a record itself, decides what it is; and from which offset on.
+"""The decode parameters, which together with a record determine its entry, and the offsets from which they hold.
 
-They are part of the committed metadata, so that a record is read again as it was read first, whatever the configuration
-says by then (`committed_state.amend_epochs`).
+They are part of the committed metadata. A record that is read again is therefore decoded as before, even after a change
+of the configuration (`committed_state.amend_epochs`).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS, NATIVE
 
 DEFAULT_LEVELS_MS: Final = h.parse_levels("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
-"""RocketMQ's. Not to be changed: parameters that are stored without levels mean these."""
+"""RocketMQ's levels. Never change them: stored parameters without levels mean these."""
 
 _SPAN_MS_MAX: Final = 10**14  # 3,000 years: timestamp + span stays far below 2**63
 _KEYS: Final = frozenset("mwtldvcbnhp")
 
 
 class NewerFormat(ValueError):
-    """Not damaged, but of a later version of the bridge: it holds what this one does not know."""
+    """Valid data of a later version of the bridge, with parts that this version does not know."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeParameters:
-    """What, beside the record itself, decides its entry. All spans in ms.
+    """The parameters that together with a record determine its entry. All spans are in ms.
 
-    `copy_max_delay_ms` bounds copies: the largest maximum delay ever in force (0: the current one), for a copy of a
-    timer that was accepted under a longer maximum must not be refused under a shorter one. `following` keeps it.
-    `roll_bytes_max` bounds key, value and headers of what is rolled, uncompressed (0: nothing does). `headers_max`,
-    `header_bytes_max` and `payload_bytes_max` bound what producers write: the number of headers, the bytes of their
-    names and values, the bytes of key and value (0: nothing does, as before there were such limits). Raises ValueError.
+    `copy_max_delay_ms` bounds copies. It is the largest maximum delay ever in force (0: the current one): a timer that
+    was accepted under a longer maximum has copies that a shorter maximum must not refuse. `following` preserves it.
+    `roll_bytes_max` bounds key, value and headers of a rolled message, uncompressed (0: no limit). `headers_max`,
+    `header_bytes_max` and `payload_bytes_max` bound producers' records: the number of headers, the bytes of their names
+    and values, the bytes of key and value (0: no limit, the meaning of older metadata). Raises ValueError.
     """
 
     levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
@@ -58,7 +58,7 @@ class DecodeParameters:
         if not 4 <= self.roll_window_ms <= _SPAN_MS_MAX:
             raise ValueError("the roll window must be at least 4 ms, and shorter than 3,000 years")
         if not 0 <= self.roll_bytes_max < 2**31:
-            raise ValueError("the largest size of what is rolled must be 0 to 2 GiB")
+            raise ValueError("the largest size of a rolled message must be 0 to 2 GiB")
         if not all(0 <= limit < 2**31 for limit in (self.headers_max, self.header_bytes_max, self.payload_bytes_max)):
             raise ValueError("limits of headers and payload must be 0 to 2 GiB")
 
@@ -67,12 +67,12 @@ class DecodeParameters:
         return max(self.max_delay_ms, self.copy_max_delay_ms)
 
     def following(self, earlier: DecodeParameters) -> DecodeParameters:
-        """These parameters as they come into force after `earlier`: copies of what those accepted stay acceptable."""
+        """These parameters as the successors of `earlier`: copies of timers accepted under those stay acceptable."""
         longest = max(self.longest_copy_ms, earlier.longest_copy_ms)
         return replace(self, copy_max_delay_ms=longest if longest > self.max_delay_ms else 0)
 
     def to_json(self) -> dict[str, Any]:
-        """As few characters as possible, since it goes into committed metadata: what is absent has its default."""
+        """The parameters as JSON for the committed metadata, as short as possible: defaults are left out."""
         compact: dict[str, Any] = {"m": self.max_delay_ms, "w": self.roll_window_ms}
         if self.has_default_target:
             compact["t"] = 1
@@ -96,7 +96,7 @@ class DecodeParameters:
 
     @classmethod
     def from_json(cls, compact: Mapping[str, Any]) -> DecodeParameters:
-        """The inverse of `to_json`. Raises NewerFormat on what is unknown, KeyError on what is missing."""
+        """The inverse of `to_json`. Raises NewerFormat for an unknown key, KeyError for a missing one."""
         if unknown := set(compact) - _KEYS:
             raise NewerFormat(f"unknown decode parameters {sorted(unknown)}")
         return cls(

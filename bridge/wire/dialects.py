@@ -1,11 +1,11 @@
-"""Dialects: the headers of other schedulers, read as if their producers had written ours.
+"""Dialects: the headers of other schedulers, translated into the native ones.
 
-A delay topic may be declared with a `dialect`; its records then get, before anything else is decoded, the native
-headers that say the same. What they mean to the bridge is thereby decided in one place. Copies that the bridge wrote
-itself carry native headers only and are left alone, and so is a record without any header of the dialect: native
-headers work in every topic. (Where the key is the id, a message without a value cannot be told from a cancel.)
+A delay topic may be declared with a `dialect`. Decoding first adds the equivalent native headers to its records, so a
+single place defines their meaning. The bridge's own copies carry native headers only and need no translation, nor does
+a record without headers of the dialect: native headers work in every topic. (Where the key is the id, a message without
+a value is the same as a cancel.)
 
-dialect   time                                             target                  id, and what else
+dialect   time                                             target                  id and others
 etf1      scheduler-epoch (s)                              scheduler-target-topic  the record's key (`keyed`);
                                                                                    scheduler-target-key: key delivered
 karafka   schedule_target_epoch (s)                        schedule_target_topic   as etf1, with schedule_target_key and
@@ -16,7 +16,7 @@ wushilin  publish-after-ts (ms)                            the default target   
 cesium    cesium-delay-by, cesium-delay-until (ms)         the default target      -
 rabbitmq  x-delay (ms)                                     the default target      -
 
-This is the table; `ingest.dialect_columns` reads records by it.
+`ingest.dialect_columns` decodes records by this table.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ from bridge.wire import headers as h
 
 NATIVE: Final = "native"
 NOT_CANCELLING: Final = frozenset((*h.COMMANDS, h.COPY_FORWARDED))
-"""Native headers with which a record without a value does not cancel its key: it is a command and says what it does, or
-the bridge, or a client, has sent it on."""
+"""Native headers that keep a record without a value from cancelling its key: it is an explicit command, or was
+forwarded by the bridge or a client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How a scheduler's headers are read.
+    """The translation of one scheduler's headers.
 
-    `times` are (foreign header, native header, whether in seconds), the first that is there counts, all of them if
-    `several_times` (then two are a mistake). `renamed` are other headers by their native names. `key` is the header
-    with the key to be delivered. With `keyed`, the record's key is its id: a later record of the same key takes the
-    earlier one's place, and one without a value (that has none of `NOT_CANCELLING`), or with the header and text of
-    `cancels`, cancels it.
+    `times` are (foreign header, native header, whether in seconds). The first one present counts; with `several_times`
+    all count, and two are an error. `renamed` maps other headers to their native names. `key` is the header with the
+    delivered key. With `keyed`, the record's key is its id: a later record of the same key replaces the earlier one. A
+    record without a value (and without any of `NOT_CANCELLING`), or with the header and text of `cancels`, cancels it.
     """
 
     times: tuple[tuple[str, str, bool], ...]
@@ -54,10 +53,10 @@ class Dialect:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every foreign header: none of them is delivered."""
-        found = [name for name, _, _ in self.times] + list(self.renamed) + list(self.also)
-        found += [name for name in (self.key, self.cancels and self.cancels[0]) if name]
-        return tuple(dict.fromkeys(found))
+        """All foreign headers; the bridge removes them before delivery."""
+        names = [name for name, _, _ in self.times] + list(self.renamed) + list(self.also)
+        names += [name for name in (self.key, self.cancels and self.cancels[0]) if name]
+        return tuple(dict.fromkeys(names))
 
 
 DIALECTS: Final[Mapping[str, Dialect]] = {

@@ -1,10 +1,10 @@
-"""The header contract, in both directions: what a producer writes, what the bridge reads, and what it adds. Pure.
+"""The header contract: the headers that producers write, those that the bridge reads, and those that it adds. Pure.
 
-The patterns below are read by two regular-expression engines, Python's here and Java's in decode.py, and hold only what
-both understand alike. Rules that all values of control headers share: UTF-8 text; white space (space, tab, CR, LF)
-around it is ignored; a time is at most 256 characters; a number has at most 15 digits (10 before a unit other than
-`ms`), so that no sum can overflow 64 bits. Wherever a time is finer than a millisecond it is rounded up: a message may
-be late, never early.
+Two regular-expression engines use the patterns below: Python's here and Java's in decode.py. The patterns use only
+syntax with the same meaning in both. All values of control headers share these rules. They are UTF-8 text. Surrounding
+white space (space, tab, CR, LF) is ignored. A time has at most 256 characters. A number has at most 15 digits (10
+before a unit other than `ms`), so no sum overflows 64 bits. Fractions of a millisecond are rounded up: a message may be
+late, never early.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Origin = tuple[str, int, int]
 Origins = tuple[str, int, tuple[int, ...]]
 """Topic and partition of original records, and their offsets."""
 HeaderList = list[tuple[str, str | bytes | None]]
-"""As the client takes them."""
+"""Headers in the type that the client accepts."""
 
-# What a producer writes.
+# Written by producers.
 UNTIL: Final = "delay-until"
 FOR: Final = "delay-for"
 LEVEL: Final = "delay-level"
@@ -48,7 +48,7 @@ END: Final = "delay-end"
 TIMES: Final = "delay-times"
 MISSED: Final = "delay-missed"
 
-# What the bridge writes on its own copies in the delay topic (rolls, retries, moved messages, forwarded commands).
+# Written by the bridge on its copies in the delay topic (rolls, retries, moved messages, forwarded commands).
 COPY_ORIGIN: Final = "delay-copy-origin"
 COPY_DUE: Final = "delay-copy-due"
 COPY_ROLLS: Final = "delay-copy-rolls"
@@ -56,17 +56,17 @@ COPY_ATTEMPT: Final = "delay-copy-attempt"
 COPY_AT: Final = "delay-copy-at"
 COPY_TICK: Final = "delay-copy-tick"
 COPY_FORWARDED: Final = "delay-copy-forwarded"
-"""On a command that was sent on to other partitions, by the bridge (the value is the place of the command that a client
-wrote) or by a client: it must not be forwarded again."""
+"""On a command that the bridge or a client forwarded to other partitions: it must not be forwarded again. The bridge
+writes the place of the client's command as the value."""
 
-# What the bridge writes on a dead letter that waits in the delay topic until its dead-letter topic takes it.
+# Written by the bridge on a held dead letter, which waits in the delay topic until its dead-letter topic accepts it.
 HELD: Final = "delay-held"
 HELD_PREFIX: Final = "delay-held-"
 
 ESCAPED: Final = "delay-escaped-"
-"""In a dead letter, in front of a header's name that the client would cut short: the name follows as in a URL."""
+"""In a dead letter, the prefix of a header's name that the client would truncate. The name follows, URL-encoded."""
 
-# What the bridge adds to a delivered message, and to a dead letter.
+# Added by the bridge to a delivered message and to a dead letter.
 ORIGIN: Final = "delay-origin"
 DUE: Final = "delay-due"
 TICK: Final = "delay-tick"
@@ -74,47 +74,47 @@ REASON: Final = "delay-reason"
 REASON_DETAIL: Final = "delay-reason-detail"
 ATTEMPTS: Final = "delay-attempts"
 OMITTED: Final = "delay-omitted"
-"""On a dead letter that its topic did not take whole: what was left out. The record itself is where `ORIGIN` says, for
-as long as the delay topic keeps it."""
+"""On a dead letter that its topic did not accept whole: the omitted parts. The complete record is at `ORIGIN` until the
+delay topic deletes it."""
 DLT_TOPIC: Final = "kafka_dlt-original-topic"
 DLT_PARTITION: Final = "kafka_dlt-original-partition"
 DLT_OFFSET: Final = "kafka_dlt-original-offset"
 DLT_TIMESTAMP: Final = "kafka_dlt-original-timestamp"
 DLT_MESSAGE: Final = "kafka_dlt-exception-message"
 REDRIVEN: Final = "delay-redriven"
-"""The only header of a record in a dead-letter topic that says which letters before it have gone back."""
+"""The only header of a redriven record: in a dead-letter topic, it names the earlier letters that have gone back."""
 
-# What the bridge writes on an answer to a command, beside its correlation id.
+# Written by the bridge on an answer to a command, beside the correlation id.
 OUTCOME: Final = "delay-outcome"
 COMMAND: Final = "delay-command"
 COUNT: Final = "delay-count"
 
 COMMANDS: Final = (CANCEL, CANCEL_ORIGIN, MOVE, MOVE_ORIGIN)
-"""Headers of which a record has one at most: it is a command then, and no message."""
+"""The headers that make a record a command and not a message. A record has at most one of them."""
 SCHEDULE: Final = (EVERY, ANCHOR, CRON, TIME_ZONE, END, TIMES, MISSED)
 REQUEST: Final = (UNTIL, FOR, LEVEL, *COMMANDS, REPLY_TO, CORRELATION, TOPIC, PARTITION, ID, REPLACE, *SCHEDULE)
 COPY: Final = (COPY_ORIGIN, COPY_DUE, COPY_ROLLS, COPY_ATTEMPT, COPY_AT, COPY_TICK, COPY_FORWARDED)
 DELIVERED: Final = (ORIGIN, DUE, TICK)
 CONTROL: Final = REQUEST + COPY
-"""Headers that are read: each at most once in a record."""
+"""The headers that the bridge reads; each at most once in a record."""
 STRIPPED: Final = CONTROL + DELIVERED
-"""Headers that never reach a target as they came. `DELIVERED` is among them, unread: a consumer that schedules a
-delivered message again would otherwise end up with two origins, and may look at the wrong one."""
+"""The headers that are removed before delivery. `DELIVERED` is among them, unread: a consumer that schedules a
+delivered message again would otherwise get two origins, and might read the wrong one."""
 
 WHITE_SPACE: Final = " \t\r\n"
 TIME_LENGTH_MAX: Final = 256
 ID_LENGTH_MAX: Final = 256
 UNTIL_MS_MAX: Final = 253_402_300_799_999  # the last millisecond of the year 9999
 NEVER_MS: Final = UNTIL_MS_MAX
-"""Due time of a recurring message that is paused; `delay-until: never` of a move."""
+"""Due time of a paused recurring message; in a move, `delay-until: never`."""
 NEXT_MS: Final = UNTIL_MS_MAX - 1
-"""What a move says to resume it, `delay-until: next`: at its next regular tick."""
+"""In a move, `delay-until: next`: resume a recurring message at its next regular tick."""
 AS_DUE_MS: Final = UNTIL_MS_MAX - 3
-"""What a move says to bring forward what is due and was put off, `delay-until: due`: its due time stays."""
+"""In a move, `delay-until: due`: retry a due message now whose delivery was postponed. Its due time stays."""
 MOVED_TO: Final = {"never": NEVER_MS, "next": NEXT_MS, "due": AS_DUE_MS}
 PAST_MS_MAX: Final = 3_653 * 86_400_000
-"""A due time further back than ten years is refused: seconds given as milliseconds lie in 1970, and 'at once' is not
-what was meant."""
+"""A due time more than ten years ago is refused. It is probably in seconds: as milliseconds that is in 1970, and the
+message would be delivered at once by mistake."""
 _SECONDS_MAX: Final = (
     100_000_000_000  # epoch numbers below it are 1973 as milliseconds, but up to the year 5138 as seconds
 )
@@ -135,9 +135,9 @@ ISO_PATTERN: Final = (  # groups: W D H M S fraction; years and months have no f
 TOPIC_PATTERN: Final = r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}"
 ORIGIN_PATTERN: Final = r"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,15})"
 NAMED_MAX: Final = 100
-"""Messages of one partition that a cancel by origin may name."""
+"""Limit of messages of one partition in a cancel by origin."""
 MOVED_MAX: Final = 20
-"""The same of a move: it copies all of them in one transaction, and they may be of 1 MiB each."""
+"""The limit in a move by origin: one transaction copies all of them, and each may have 1 MiB."""
 ORIGINS_PATTERN: Final = ORIGIN_PATTERN[:-1] + f"(?:,[0-9]{{1,15}}){{0,{NAMED_MAX - 1}}})"
 MOVED_PATTERN: Final = ORIGIN_PATTERN[:-1] + f"(?:,[0-9]{{1,15}}){{0,{MOVED_MAX - 1}}})"
 
@@ -145,11 +145,11 @@ UNITS_MS: Final = (86_400_000, 3_600_000, 60_000, 1_000, 1)
 ISO_MS: Final = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
 
 
-# -- reading: each raises ValueError with a sentence that says what is wrong -----------------------------------------
+# -- reading: each function raises ValueError with a sentence that describes the mistake -----------------------------
 
 
 def text_of(value: bytes | None) -> str:
-    """The text of a header's value, without the white space around it."""
+    """The text of a header's value without surrounding white space."""
     if value is None:
         raise ValueError("the value is null")
     try:
@@ -159,7 +159,7 @@ def text_of(value: bytes | None) -> str:
 
 
 def parse_until(text: str) -> int:
-    """Epoch milliseconds of a number of them, or of an RFC 3339 time (`2027-01-31T08:00:00.5+08:00`), rounded up."""
+    """Epoch milliseconds of a number or an RFC 3339 time (`2027-01-31T08:00:00.5+08:00`), rounded up."""
     text = _time_text(text)
     until_ms = int(text) if re.fullmatch(NUMBER_PATTERN, text) else _instant_ms(text)
     if until_ms > UNTIL_MS_MAX:
@@ -168,15 +168,15 @@ def parse_until(text: str) -> int:
 
 
 def check_until(until_ms: int, now_ms: int) -> int:
-    """`until_ms` again, unless it is more than ten years before `now_ms`."""
+    """Return `until_ms`, or raise ValueError if it is more than ten years before `now_ms`."""
     if until_ms < now_ms - PAST_MS_MAX:
-        seconds = "; it looks like seconds, epoch milliseconds are wanted" if until_ms < _SECONDS_MAX else ""
+        seconds = "; it looks like seconds, epoch milliseconds are needed" if until_ms < _SECONDS_MAX else ""
         raise ValueError(f"{until_ms} lies more than ten years in the past{seconds}")
     return until_ms
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds of `250ms`, `90s`, `1h30m`, `7d`, `PT15M`, `P1DT2H`, or of a bare number of them, rounded up."""
+    """Milliseconds of `250ms`, `90s`, `1h30m`, `7d`, `PT15M`, `P1DT2H`, or of a bare number, rounded up."""
     text = _time_text(text)
     if re.fullmatch(NUMBER_PATTERN, text):
         return int(text)
@@ -216,7 +216,7 @@ def parse_partition(text: str) -> int:
 
 
 def parse_times(text: str) -> int:
-    """How often at most, 1..2147483647."""
+    """A largest number of ticks, 1..2147483647."""
     times = _number(text)
     if not 1 <= times <= 2**31 - 1:
         raise ValueError(f"{times} is not in 1..2147483647")
@@ -232,7 +232,7 @@ def parse_replace(text: str) -> bool:
 
 
 def check_topic(name: str) -> str:
-    """The name of a topic, without the white space around it."""
+    """The name of a topic without surrounding white space. Raises ValueError."""
     name = name.strip(WHITE_SPACE)
     if not re.fullmatch(TOPIC_PATTERN, name):
         raise ValueError(f"{name!r} is not a topic name: 1 to 249 of a-z A-Z 0-9 . _ -, and neither . nor ..")
@@ -249,7 +249,7 @@ def parse_origin(text: str) -> Origin:
 
 
 def parse_origins(text: str, *, of_move: bool = False) -> Origins:
-    """Topic, partition and offsets of `topic/partition/offset,offset...`: in order, each once."""
+    """Topic, partition and offsets of `topic/partition/offset,offset...`; the offsets sorted and unique."""
     pattern, most = (MOVED_PATTERN, MOVED_MAX) if of_move else (ORIGINS_PATTERN, NAMED_MAX)
     match = re.fullmatch(pattern, text.strip(WHITE_SPACE))
     if match is None:
@@ -259,7 +259,7 @@ def parse_origins(text: str, *, of_move: bool = False) -> Origins:
 
 
 def check_id(id: str) -> str:
-    """An id, without the white space around it."""
+    """An id without surrounding white space. Raises ValueError."""
     id = id.strip(WHITE_SPACE)
     if not 1 <= len(id) <= ID_LENGTH_MAX:
         raise ValueError(f"an id has 1 to {ID_LENGTH_MAX} characters, this one {len(id)}")
@@ -286,13 +286,14 @@ def timer_headers(
 ) -> list[tuple[str, bytes]]:
     """The control headers of a message for `topic` (None: the delay topic's default target).
 
-    `at` is an aware datetime or epoch milliseconds, `after` counts from the moment the broker takes the record; exactly
-    one of them, or with a `schedule` (`Schedule.texts`), which does not begin before, at most one. With `now_ms`, a
-    time more than ten years before it is refused here and not by the bridge. Raises ValueError, or TypeError.
+    `at` is an aware datetime or epoch milliseconds; `after` counts from the broker's timestamp of the record. Give
+    exactly one of them, or at most one with a `schedule` (`Schedule.texts`), which does not begin before that time.
+    With `now_ms`, a time more than ten years before it is refused here and not by the bridge. Raises ValueError,
+    TypeError.
     """
     texts = [] if at is None and after is None and schedule is not None else [time_header(at, after, now_ms)]
     if replace and id is None:
-        raise ValueError("replace needs the id of what it replaces")
+        raise ValueError("replace needs the id of the message that it replaces")
     if partition is not None and not 0 <= partition < 2**31:
         raise ValueError(f"partition {partition} is not in 0..2147483647")
     if topic is not None:
@@ -307,8 +308,8 @@ def timer_headers(
 
 
 def refuse_control(names: Iterable[str]) -> None:
-    """Raise ValueError if a message's own headers contain a control header, which the bridge would read or remove, or a
-    name as in `refuse_unwritable`."""
+    """Raise ValueError for a control header among a message's own headers (the bridge would read or remove it), and for
+    the names that `refuse_unwritable` refuses."""
     given = set(names)
     taken = sorted(given & set(STRIPPED))
     if taken:
@@ -317,21 +318,21 @@ def refuse_control(names: Iterable[str]) -> None:
 
 
 def refuse_unwritable(names: Iterable[str]) -> None:
-    """Raise ValueError for the name of a header that the client would cut at a NUL, or cannot write at all."""
+    """Raise ValueError for a header's name that the client would cut at a NUL, or cannot encode."""
     for name in sorted(names):
         if "\0" in name:
-            raise ValueError(f"{name!r} is no name for a header: it holds NUL, where the client would cut it")
+            raise ValueError(f"{name!r} is not a valid header name: it contains NUL, and the client would cut it there")
         try:
             name.encode("utf-8")
         except UnicodeEncodeError:
-            raise ValueError(f"{name!r} is no name for a header: it must be writable as UTF-8") from None
+            raise ValueError(f"{name!r} is not a valid header name: it must be writable as UTF-8") from None
 
 
 # -- writing: the bridge's side --------------------------------------------------------------------------------------
 
 
 def origin_text(topic: str, partition: int, origin: int) -> str:
-    """`topic/partition/offset` of the first record: a dedupe key that no roll or retry changes."""
+    """`topic/partition/offset` of the first record: a key for deduplication that no roll or retry changes."""
     return f"{topic}/{partition}/{origin}"
 
 
@@ -353,10 +354,10 @@ def copy_headers(
     tick: int | None = None,
     schedule: Mapping[str, str] | None = None,
 ) -> list[tuple[str, bytes]]:
-    """The control headers of a copy, to stand beside the timer's own headers.
+    """The control headers of a copy, which follow the timer's own headers.
 
-    `target` is the resolved one, since the default may have changed when the copy is read; None: there is no default
-    any more. The cancelling half of a replace was done by the original, so a copy has no delay-replace.
+    `target` is the resolved target, since the default may change before the copy is read; None: no default is left. The
+    original has already done the cancelling half of a replace, so a copy has no delay-replace.
     """
     texts = [(COPY_ORIGIN, str(origin)), (COPY_DUE, str(due_ms)), (COPY_ROLLS, str(min(rolls, 32_767)))]
     texts += [(COPY_ATTEMPT, str(min(attempt, 32_767)))]
@@ -370,7 +371,7 @@ def copy_headers(
 
 
 class Where(NamedTuple):
-    """A record of a delay topic: where it is, and its origin's offset (its own for an original)."""
+    """The place of a record in a delay topic, and its origin offset (its own offset for an original)."""
 
     topic: str
     partition: int
@@ -382,11 +383,11 @@ class Where(NamedTuple):
 def dead_letter_headers(
     original: Headers, reason: RejectReason, detail: str, where: Where, attempts: int = 0
 ) -> Headers:
-    """The headers of a dead letter: the original ones, byte for byte and first, then why, and where from; `attempts`
-    is how often its delivery was tried.
+    """The headers of a dead letter: first the original headers, byte for byte, then the reason and the origin.
+    `attempts` counts the attempts to deliver it.
 
-    The `kafka_dlt-*` names and encodings (integers big-endian) are Spring's, so that its tools understand them. A name
-    that the client would cut at a NUL is written as `delay-escaped-` and the name as in a URL.
+    The `kafka_dlt-*` names and encodings (integers big-endian) are Spring's, so Spring's tools understand them. A name
+    that the client would cut at a NUL is written as `delay-escaped-` and the URL-encoded name.
     """
     return [
         *((_escaped(name), value) for name, value in original),
@@ -399,7 +400,7 @@ def dead_letter_headers(
 
 
 def provenance(where: Where) -> Headers:
-    """Where a dead letter comes from."""
+    """The headers with the origin of a dead letter."""
     return [
         (ORIGIN, origin_text(where.topic, where.partition, where.origin).encode()),
         (DLT_TOPIC, where.topic.encode()),
@@ -414,7 +415,7 @@ def _escaped(name: str) -> str:
 
 
 def unescaped(name: str) -> str:
-    """The name that a record had, of one in its dead letter."""
+    """The original name of a header in a dead letter."""
     return unquote(name.removeprefix(ESCAPED)) if name.startswith(ESCAPED) else name
 
 
@@ -440,7 +441,7 @@ def _instant_ms(text: str) -> int:
 
 
 def _fraction_ms(digits: str | None) -> int:
-    """Milliseconds of the digits after the point of a second, rounded up."""
+    """Milliseconds of a second's decimal digits, rounded up."""
     if not digits:
         return 0
     return int(digits[:3].ljust(3, "0")) + (digits[3:].strip("0") != "")
@@ -458,7 +459,7 @@ def _number(text: str) -> int:
 
 
 def time_header(at: datetime | int | None, after: timedelta | None, now_ms: int | None) -> tuple[str, str]:
-    """The header of a time, as for `timer_headers`."""
+    """The header of a time; arguments as for `timer_headers`."""
     if at is not None and after is None:
         return UNTIL, str(epoch_ms(at, now_ms))
     if after is not None and at is None:
@@ -467,7 +468,7 @@ def time_header(at: datetime | int | None, after: timedelta | None, now_ms: int 
 
 
 def epoch_ms(at: datetime | int, now_ms: int | None = None) -> int:
-    """Epoch milliseconds of an aware datetime or a number of them, rounded up. Raises ValueError, TypeError."""
+    """Epoch milliseconds of an aware datetime or of an int, rounded up. Raises ValueError, TypeError."""
     if isinstance(at, datetime):
         if at.utcoffset() is None:
             raise ValueError(f"at={at.isoformat()} has no time zone; write datetime(..., tzinfo=UTC) or .astimezone()")
@@ -477,9 +478,9 @@ def epoch_ms(at: datetime | int, now_ms: int | None = None) -> int:
     else:
         at_ms = at
     if at_ms < _SECONDS_MAX:
-        raise ValueError(f"at={at!r} looks like seconds; epoch milliseconds are wanted, {at_ms * 1000} perhaps")
+        raise ValueError(f"at={at!r} looks like seconds; epoch milliseconds are needed, perhaps {at_ms * 1000}")
     if at_ms > UNTIL_MS_MAX:
-        raise ValueError(f"at={at!r} looks like micro- or nanoseconds; epoch milliseconds are wanted")
+        raise ValueError(f"at={at!r} looks like micro- or nanoseconds; epoch milliseconds are needed")
     return at_ms if now_ms is None else check_until(at_ms, now_ms)
 
 
@@ -492,5 +493,5 @@ def _after_ms(after: timedelta) -> int:
 
 
 def encoded(texts: Iterable[tuple[str, str]]) -> list[tuple[str, bytes]]:
-    """As the client takes them."""
+    """The headers as UTF-8 bytes, for the client."""
     return [(name, text.encode("utf-8")) for name, text in texts]

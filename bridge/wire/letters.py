@@ -1,16 +1,16 @@
-"""Dead letters taken apart, and what is remembered of those that have gone back. Pure.
+"""Parsing of dead letters, and the records of the redriven ones. Pure.
 
-A dead letter is the original record followed by headers that say why and where from (headers.dead_letter_headers), so
-what goes back is the record without those.
+A dead letter is the original record followed by headers with the reason and the origin (headers.dead_letter_headers). A
+redrive writes the record without these headers.
 
-Which letters have gone back is written into the dead-letter topic itself, into the partition that they are in: a
-*redriven record* has the one header `delay-redriven`, no key, and as its value the offsets as ranges,
+The dead-letter topic itself records which letters have gone back, in the partition of the letters: a *redriven record*
+has the single header `delay-redriven`, no key, and the offsets as ranges in its value:
 
     {"topic_id": "...", "offsets": [[17, 19], [21, 22]]}        17, 18 and 21
 
-It comes after the letters that it is about, and Kafka deletes a partition from its beginning: so it is there for as
-long as they are. (A consumer group's offsets are not: Kafka forgets those of a group without members after
-`offsets.retention.minutes`.) A dead letter cannot be taken for one, since it has the headers of a dead letter.
+It follows the letters that it names, and Kafka deletes a partition from its beginning, so it outlives them. (A consumer
+group's offsets would not: Kafka deletes those of a group without members after `offsets.retention.minutes`.) A dead
+letter is never mistaken for a redriven record, since it has the headers of a dead letter.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from bridge.wire import headers as h
 from bridge.wire.headers import Headers, Origin
 
 LINES_MAX: Final = 100
-"""Reasons and targets that are counted one by one: a producer may make up any number of targets."""
+"""Limit of separate counts by reason and target: a producer may invent any number of targets."""
 OTHERS: Final = "(others)"
 TEXT_LENGTH_MAX: Final = 1_024
-"""Of what a letter says of itself: the target is what a producer wrote, and may be as long as a record."""
+"""Limit of a text from a letter: the target comes from a producer, and may be as long as a record."""
 
 _ONLY_OURS: Final = frozenset(
     (*h.COPY, *h.DELIVERED, h.REASON, h.REASON_DETAIL, h.ATTEMPTS, h.OMITTED, h.REDRIVEN, h.HELD)
@@ -44,7 +44,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """A dead letter taken apart: the record as it was, why it was refused, where it came from, where it was to go."""
+    """A parsed dead letter: the original record's headers, the reason of the refusal, the origin, the target."""
 
     headers: Headers
     reason: str
@@ -52,7 +52,7 @@ class Letter:
     partition: int
     target: str
     is_cut: bool = False
-    """Its value is not there: only the record in the delay topic has it."""
+    """Whether the letter lacks the value: only the record in the delay topic has it."""
     origin: str = ""
     detail: str = ""
     attempts: int = 0
@@ -60,7 +60,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which letters go back (empty: all), and what is changed in their headers."""
+    """The letters that go back (empty: all), and the changes of their headers."""
 
     topics: Collection[str] = ()
     reasons: Collection[str] = ()
@@ -68,28 +68,28 @@ class Choice:
     since_ms: int | None = None
     until_ms: int | None = None
     places: Collection[Origin] = ()
-    """Letters by topic, partition and offset of their own."""
+    """Letters by their own topic, partition and offset."""
     due_now: bool = False
     set_headers: Sequence[tuple[str, bytes]] = ()
 
     def chooses(self, letter: Letter, timestamp_ms: int, place: Origin) -> bool:
-        """Whether the filters let it pass; `timestamp_ms` and `place` are those of the dead letter."""
+        """Whether the letter passes the filters; `timestamp_ms` and `place` are those of the dead letter."""
         if self.places and place not in self.places:
             return False
         pairs = ((self.topics, letter.topic), (self.reasons, letter.reason), (self.targets, letter.target))
         is_recent = self.since_ms is None or timestamp_ms >= self.since_ms
         is_old = self.until_ms is None or timestamp_ms < self.until_ms
-        return is_recent and is_old and all(not wanted or found in wanted for wanted, found in pairs)
+        return is_recent and is_old and all(not wanted or value in wanted for wanted, value in pairs)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a header that is not to be set."""
+        """Raises ValueError for a header that users must not set."""
         names = {name for name, _ in self.set_headers}
         if taken := sorted(name for name in names if name in _ONLY_OURS or name.startswith(_OUR_PREFIXES)):
-            raise ValueError(f"{', '.join(taken)} belong to the delay bridge: only it writes them")
+            raise ValueError(f"{', '.join(taken)} belong to the delay bridge: only the bridge writes them")
         h.refuse_unwritable(names)
 
     def headers(self, letter: Letter) -> Headers:
-        """The headers with which it goes back."""
+        """The headers of the letter's record when it goes back."""
         gone = {name for name, _ in self.set_headers}
         if self.due_now:
             gone |= {h.UNTIL, h.FOR, h.LEVEL, *h.COPY}
@@ -99,8 +99,9 @@ class Choice:
 
 @dataclass(slots=True)
 class Report:
-    """How many letters, by (reason, target): `back` have gone or would go back, `broken` need other headers; `left`
-    were not chosen, `foreign` are no dead letters of these delay topics, `before` have gone back in an earlier run.
+    """Counts of letters, `back` and `broken` by (reason, target). `back` have gone or would go back; `broken` need
+    other headers; `left` were not chosen; `foreign` are not dead letters of these delay topics; `before` went back in
+    an earlier run.
     """
 
     back: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -120,7 +121,7 @@ class Report:
 
 
 def read_letter(headers: Headers | None) -> Letter | None:
-    """Take a record's headers apart; None when the bridge did not write them."""
+    """Parse a record's headers; None if the record is not a dead letter."""
     names = [name for name, _ in headers or []]
     if headers is None or h.REASON not in names:
         return None
@@ -152,11 +153,11 @@ def _number(text: str) -> int:
     return int(text)
 
 
-# -- what has gone back ------------------------------------------------------------------------------------------------
+# -- redriven letters --------------------------------------------------------------------------------------------------
 
 
 class Gone:
-    """The offsets of one partition that have gone back."""
+    """The offsets of redriven letters in one partition."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
         merged: list[Range] = []
@@ -174,12 +175,12 @@ class Gone:
 
 
 def is_redriven(headers: Headers | None) -> bool:
-    """Whether a record of a dead-letter topic says what has gone back."""
+    """Whether a record of a dead-letter topic is a redriven record."""
     return [name for name, _ in headers or []] == [h.REDRIVEN]
 
 
 def redriven(topic_id: str, offsets: Iterable[int]) -> tuple[Headers, bytes]:
-    """Headers and value of the record that says that these offsets, rising ones, have gone back."""
+    """Headers and value of the redriven record for these offsets, which rise."""
     ranges: list[list[int]] = []
     for offset in offsets:
         if ranges and ranges[-1][1] == offset:
@@ -191,22 +192,22 @@ def redriven(topic_id: str, offsets: Iterable[int]) -> tuple[Headers, bytes]:
 
 
 def read_redriven(topic_id: str, value: bytes | None, place: str) -> list[Range]:
-    """What `redriven` wrote, in the record at `place`. Raises StateError where that is about another topic, or cannot
-    be read."""
+    """The inverse of `redriven`, for the record at `place`. Raises StateError for a record that names another topic, or
+    that is unreadable."""
     try:
-        told = json.loads(value or b"")
-        ranges = [(int(start), int(end)) for start, end in told["offsets"]]
-        identity = told["topic_id"]
+        fields = json.loads(value or b"")
+        ranges = [(int(start), int(end)) for start, end in fields["offsets"]]
+        identity = fields["topic_id"]
     except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
         raise StateError(
-            "the record that says which dead letters have gone back cannot be read",
+            "the record of redriven dead letters cannot be read",
             hint=_CHOOSE,
             record=place,
             code="DB-1012",
         ) from None
     if identity != topic_id:
         raise StateError(
-            "the dead-letter topic is a copy: which letters have gone back is known of the original only",
+            "the dead-letter topic is a copy: its redriven records apply to the original topic only",
             hint=_CHOOSE,
             record=place,
             code="DB-1012",
@@ -215,6 +216,6 @@ def read_redriven(topic_id: str, value: bytes | None, place: str) -> list[Range]
 
 
 _CHOOSE: Final = (
-    "`delay-bridge redrive --since TIME` goes on: letters from TIME on that have gone back before go back twice, "
-    "older ones that have not stay here. Without --execute it only counts."
+    "`delay-bridge redrive --since TIME` goes on. It repeats letters from TIME on that have gone back before, and "
+    "leaves older ones here. Without --execute it only counts."
 )

@@ -1,14 +1,14 @@
-"""Text from records, brokers and people, made fit for a terminal. Pure.
+"""Untrusted text from records, brokers and people, escaped for a terminal. Pure.
 
-A topic name or a header can hold escape sequences that recolour, overwrite or hide what is printed, line breaks that
-forge a line of their own, and marks that reverse the direction of what follows.
+A topic name or a header can contain escape sequences that recolour, overwrite or hide output, line breaks that forge a
+line, and marks that reverse the direction of the following text.
 """
 
 from __future__ import annotations
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """`text` with everything that is not a plain printable character as its escape (`\\x1b`, `\\u202e`), but `keep`."""
+    """`text` with an escape (`\\x1b`, `\\u202e`) for each unprintable character, except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""Why a record is refused: what a dead letter's `delay-reason` says, and what it means. Pure."""
+"""The reasons for which records are refused: the values of a dead letter's `delay-reason`, with explanations. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class RejectReason(StrEnum):
-    """Why a record cannot be a timer. Of several reasons the first in this order is given."""
+    """The reason why a record cannot be a timer. Several reasons: the first one in this order counts."""
 
     explanation: str
 
@@ -62,7 +62,7 @@ class RejectReason(StrEnum):
         "Due after the roll window, and too large for the copy that the bridge would have to write to the delay topic.",
     )
     HEADERS_TOO_LARGE = "headers-too-large", "The record's headers are larger than limits.header_bytes allows."
-    # Found while reading: there is no record that could be looked at.
+    # Found while reading: no record is available for inspection.
     TOO_LARGE_TO_READ = (
         "too-large-to-read",
         "Small as it was compressed, the record is larger than memory can hold: this letter has its place only.",
@@ -76,7 +76,7 @@ class RejectReason(StrEnum):
     TARGET_PAUSED = "target-paused", "An operator has paused the target."
     TARGET_IN_DOUBT = (
         "target-in-doubt",
-        "What is known of the target is older than the message's time: it is looked up again before it is believed.",
+        "The bridge's information about the target is older than the message's due time, and must be refreshed first.",
     )
     TOO_LARGE = "too-large", "The message is larger than its target accepts."
     PARTITION_OUT_OF_RANGE = "partition-out-of-range", "The target has no partition of this number."

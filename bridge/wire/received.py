@@ -1,4 +1,4 @@
-"""What a client says of a record that was read, whatever its producer has written. Pure."""
+"""Records as the client returns them, including those with invalid headers. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bridge.wire.reasons import RejectReason
 
 _HEADERS: Final = methodcaller("headers")
 FRAMING_BYTES: Final = 100
-"""Of a record, roughly, beside what is in it."""
+"""Estimated overhead of a record beside its contents."""
 UNREADABLE_BYTES: Final = 64 << 10
-"""Taken for headers that cannot be read: as many as a producer may write by default."""
+"""Estimated size of unreadable headers: the default limit for producers."""
 
 
 class Record(NamedTuple):
-    """A record as a consumer gives it; `by_broker`: its timestamp `ts` (epoch ms) is the broker's."""
+    """A record from a consumer; `by_broker`: its timestamp `ts` (epoch ms) is the broker's."""
 
     topic: str
     partition: int
@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """What takes the place of records that cannot be read: where they begin, why, and in words what is left out."""
+    """The substitute for unreadable records: their first offset, the reason, and a description of the omitted parts."""
 
     name: tuple[str, int]
     offset: int
@@ -41,22 +41,22 @@ class Unread(NamedTuple):
 
 
 def headers_of(message: Message) -> Headers | None:
-    """The record's headers. None where a name is no UTF-8; if asked again, there are none.
+    """The record's headers. None if a name is not UTF-8; a second call then returns no headers.
 
-    For such a name the client (2.16) makes a tuple with a hole, and leaves the exception pending. Whatever looks into
-    the tuple ends the process with a signal. `methodcaller` finds the exception; a plain call does not, once the
+    For such a name the client (2.16) creates a tuple with an unset slot, and leaves the exception pending. Any access
+    to the slot kills the process with a signal. `methodcaller` raises the exception; a plain call does not, once the
     interpreter has specialised it (from 3.11 on, after some calls).
     """
     try:
-        found = _HEADERS(message) or []
+        pairs = _HEADERS(message) or []
     except (SystemError, UnicodeDecodeError):
         message.set_headers([])
         return None
-    return [(str(pair[0]), pair[1] if isinstance(pair[1], bytes | None) else None) for pair in found]
+    return [(str(pair[0]), pair[1] if isinstance(pair[1], bytes | None) else None) for pair in pairs]
 
 
 def record_bytes(message: Message) -> int:
-    """What a record takes, its headers too: key and value may be the smaller part."""
+    """The size of a record with its headers, which may be the larger part."""
     headers = headers_of(message)
     carried = UNREADABLE_BYTES if headers is None else sum(len(name) + len(value or b"") for name, value in headers)
     return len(message.key() or b"") + len(message.value() or b"") + carried + FRAMING_BYTES

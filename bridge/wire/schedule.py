@@ -1,15 +1,15 @@
-"""Schedules of recurring messages: how often, from when to when, and what becomes of ticks that were missed. Pure.
+"""Schedules of recurring messages: interval, beginning, end, and the policy for missed ticks. Pure.
 
-A *tick* is one delivery of a recurring message. Nothing here depends on when it is asked: the next tick follows from
-the one before, so a schedule never drifts, and its state is a due time and a number.
+A *tick* is one delivery of a recurring message. The next tick follows from the one before and not from the clock, so a
+schedule never drifts, and its state is a due time and a number.
 
     delay-every: 1h, delay-missed as below; down from 09:30 to 12:10, the tick of 10:00 pending
     last   12:10 delivers the tick of 12:00; the next one is due at 13:00
     all    12:10 delivers the ticks of 10:00, 11:00 and 12:00, one after the other; the next one is due at 13:00. Of
-           more than MISSED_MAX it delivers the last ones
+           more than MISSED_MAX ticks it delivers the last ones
     none   12:10 delivers none; the next one is due at 13:00
 
-A tick is *missed* once a later one of its schedule is due, too.
+A tick is *missed* once a later tick of its schedule is also due.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bridge.wire.cron import CRON_MS_MIN, YEARS_MAX, Cron
 
 TICK_MAX: Final = 2**31 - 1
 TICK_DELAY_MS_MAX: Final = 366 * YEARS_MAX * 86_400_000
-"""No tick is further from the one before."""
+"""The longest time between two ticks."""
 MISSED_MAX: Final = 10_000
-"""Missed ticks that are made up for, about: a copy that somebody forged may lie ten years back."""
+"""Approximate limit of missed ticks that are delivered late: a forged copy may be ten years old."""
 TEXT_LENGTH_MAX: Final = 256
-"""Of each header of a schedule."""
+"""Limit for each header of a schedule."""
 _GIVEN: Final = "given"
 _T = TypeVar("_T")
 
@@ -39,7 +39,7 @@ _UNITS: Final = ("d", "h", "m", "s", "ms")
 
 
 class Missed(StrEnum):
-    """What becomes of ticks that were missed."""
+    """The policy for missed ticks."""
 
     LAST = "last"
     ALL = "all"
@@ -48,19 +48,19 @@ class Missed(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What becomes of a tick that comes up: it is delivered, as the one of `due_ms`, or not; and the tick after it."""
+    """The outcome for a tick that comes up: whether it is delivered, as the tick of `due_ms`, and the next tick."""
 
     is_delivered: bool
     due_ms: int
     next_ms: int | None
-    """None: it was the last."""
+    """None: it was the last tick."""
     was_missed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Either `every_ms` after the tick before, or when `cron` says; not after `end_ms`, and `times` times at most. With
-    `anchor_ms` ticks of `every_ms` are due whole intervals from then, also after one that was moved. Raises ValueError.
+    """Ticks at an interval of `every_ms`, or at the moments of `cron`; none after `end_ms`, and at most `times`. With
+    `anchor_ms`, ticks are due whole intervals from it, even after a tick that was moved. Raises ValueError.
     """
 
     every_ms: int | None = None
@@ -74,16 +74,14 @@ class Schedule:
         if (self.every_ms is None) == (self.cron is None):
             raise ValueError(f"give either {h.EVERY} or {h.CRON}")
         if self.every_ms is not None and self.every_ms < 1:
-            raise ValueError(f"{h.EVERY} must be longer than nothing")
+            raise ValueError(f"{h.EVERY} must be longer than 0")
         if self.anchor_ms is not None and self.every_ms is None:
             raise ValueError(f"{h.ANCHOR}: only {h.EVERY} has one")
         if self.times is not None and not 1 <= self.times <= TICK_MAX:
             raise ValueError(f"{h.TIMES} is not in 1..{TICK_MAX}")
 
     def first(self, now_ms: int, not_before_ms: int | None) -> int | None:
-        """When the first tick of a schedule that was written at `now_ms` is due: not before then, whatever it asks for.
-        None: there is none.
-        """
+        """The due time of the first tick of a schedule written at `now_ms`, and never before then. None: no tick."""
         if self.cron is not None:
             return self._in_time(self.cron.next_after(max(now_ms, not_before_ms or 0) - 1))
         assert self.every_ms is not None
@@ -95,14 +93,14 @@ class Schedule:
         return self._in_time(not_before_ms + skipped * self.every_ms)
 
     def next_after(self, due_ms: int) -> int | None:
-        """When the tick after the one of `due_ms` is due; None: there is none."""
+        """The due time of the tick after the one of `due_ms`; None: no further tick."""
         if self.cron is not None:
             return self._in_time(self.cron.next_after(due_ms))
         assert self.every_ms is not None
         return self._in_time(due_ms + self.every_ms if self.anchor_ms is None else self._regular(due_ms + 1))
 
     def step(self, due_ms: int, tick: int, now_ms: int) -> Step:
-        """What becomes of tick number `tick`, due at `due_ms`, which comes up at `now_ms`."""
+        """The outcome for tick number `tick`, due at `due_ms`, which comes up at `now_ms`."""
         following = self.next_after(due_ms)
         was_missed = following is not None and following <= now_ms
         if was_missed:
@@ -125,9 +123,9 @@ class Schedule:
         times: int | None = None,
         missed: str = Missed.LAST,
     ) -> Self:
-        """The same, as a program says it. Raises ValueError, TypeError."""
+        """A schedule from Python values. Raises ValueError, TypeError."""
         if every is not None and time_zone != "UTC":
-            raise ValueError("only cron knows time zones")
+            raise ValueError("only cron supports time zones")
         schedule = cls(
             every_ms=None if every is None else -(-every // timedelta(milliseconds=1)),
             anchor_ms=None if anchor is None else h.epoch_ms(anchor),
@@ -141,7 +139,7 @@ class Schedule:
         return schedule
 
     def texts(self) -> dict[str, str]:
-        """The headers that say it; the inverse of `parsed`."""
+        """The schedule as headers; the inverse of `parsed`."""
         texts = {h.EVERY: _interval(self.every_ms or 0)} if self.cron is None else {h.CRON: self.cron.expression}
         if self.anchor_ms is not None:
             texts[h.ANCHOR] = str(self.anchor_ms)
@@ -156,7 +154,7 @@ class Schedule:
         return texts
 
     def _recent(self, due_ms: int, now_ms: int) -> int:
-        """When the first tick that is made up for is due."""
+        """The due time of the first missed tick that is delivered late."""
         until_ms = now_ms if self.end_ms is None else min(now_ms, self.end_ms)
         if self.cron is None:
             assert self.every_ms is not None
@@ -179,7 +177,7 @@ class Schedule:
         return due_ms + (until_ms - due_ms) // self.every_ms * self.every_ms
 
     def _regular(self, from_ms: int) -> int:
-        """The first moment from then on that is a whole number of intervals from the anchor."""
+        """The first moment at or after `from_ms` that is a whole number of intervals from the anchor."""
         assert self.every_ms is not None
         assert self.anchor_ms is not None
         return from_ms + (self.anchor_ms - from_ms) % self.every_ms
@@ -190,22 +188,20 @@ class Schedule:
 
 
 def _interval(ms: int) -> str:
-    """In the largest unit of which it is a whole number: `15m`, `36h`, `1500ms`."""
+    """`ms` in its largest whole unit: `15m`, `36h`, `1500ms`."""
     return next(f"{ms // size}{unit}" for unit, size in zip(_UNITS, h.UNITS_MS, strict=True) if ms % size == 0)
 
 
 def parsed(given: Mapping[str, str], every_min_ms: int = 1) -> Schedule:
-    """The schedule that headers say, by their names. Raises ValueError with a sentence that begins with the name of the
-    header which is wrong.
-    """
+    """The schedule of these headers, by name. Raises ValueError that begins with the name of the invalid header."""
     if h.EVERY in given and h.TIME_ZONE in given:
-        raise ValueError(f"{h.TIME_ZONE}: only {h.CRON} knows time zones")
+        raise ValueError(f"{h.TIME_ZONE}: only {h.CRON} supports time zones")
     every_ms = _read(given, h.EVERY, h.parse_duration)
     if every_ms is not None and every_ms < every_min_ms:
-        raise ValueError(f"{h.EVERY}: {every_ms} ms is less than {every_min_ms} ms, the shortest that is allowed")
+        raise ValueError(f"{h.EVERY}: {every_ms} ms is less than the minimum of {every_min_ms} ms")
     if h.ANCHOR in given and h.EVERY not in given:
         raise ValueError(f"{h.ANCHOR}: only {h.EVERY} has one")
-    _read(given, h.TIME_ZONE, lambda text: Cron("* * * * *", text))  # for its name in the message
+    _read(given, h.TIME_ZONE, lambda text: Cron("* * * * *", text))  # so that the error names this header
     return Schedule(
         every_ms=every_ms,
         anchor_ms=_read(given, h.ANCHOR, h.parse_until),
@@ -217,15 +213,14 @@ def parsed(given: Mapping[str, str], every_min_ms: int = 1) -> Schedule:
 
 
 def packed(texts: Mapping[str, str], *, is_start_given: bool) -> str:
-    """The schedule of a record as one text, for the column of that name; `is_start_given`: beside it there is a time
-    before which it does not begin."""
+    """A record's schedule as one text for the column `schedule`; `is_start_given`: the record also has a start time."""
     short = {name.removeprefix("delay-"): text for name, text in texts.items()}
     return json.dumps(short | ({_GIVEN: True} if is_start_given else {}), ensure_ascii=False, separators=(",", ":"))
 
 
 @lru_cache(10_000)
 def schedule_of(text: str, every_min_ms: int = 1) -> tuple[Schedule, bool]:
-    """The schedule that `packed` wrote, and whether a start is given. Raises ValueError, as `parsed`."""
+    """The schedule of a text from `packed`, and whether a start is given. Raises ValueError, as `parsed`."""
     texts, is_start_given = unpacked(text)
     return parsed(texts, every_min_ms), is_start_given
 
