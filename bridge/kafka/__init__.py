@@ -1,1 +1,1 @@
-"""Brokers: what their errors mean, calls that wait, look-ups, group membership."""
+"""Access to the brokers: the meaning of their errors, blocking calls, look-ups, group membership."""

@@ -1,7 +1,7 @@
-"""Look-ups about the Kafka cluster: its identity, its topics and their configuration, where their logs begin and end.
+"""Look-ups about the Kafka cluster: its identity, its topics, their configuration, and the ends of their logs.
 
-Every call is one round trip with a time-out and raises EnvironmentFailure, which names the brokers and librdkafka's
-last word on them; "timed out" alone would hide that the password was wrong.
+Every call is one round trip with a time-out. Its EnvironmentFailure names the brokers and librdkafka's last error;
+"timed out" alone would hide a wrong password.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _RECORD_BYTES: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDescription:
-    """Which cluster this is; `brokers` are host:port."""
+    """The identity of the cluster; `brokers` are host:port."""
 
     cluster_id: str
     brokers: tuple[str, ...]
@@ -63,7 +63,8 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """One existing topic. `topic_id` changes when it is deleted and made again; `leaderless` are partition numbers."""
+    """An existing topic. A topic that is deleted and created again has another `topic_id`. `leaderless` are partition
+    numbers."""
 
     name: str
     topic_id: str
@@ -74,8 +75,8 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermarks:
-    """Offsets of a partition's log: the first that is still there, and the next one to be written; and the epoch of the
-    leader that said so (-1: not told)."""
+    """The offsets of a partition's log: its first record and its next one; and the epoch of the leader that answered
+    (-1: unknown)."""
 
     start: int
     end: int
@@ -91,7 +92,7 @@ class Oldest:
 
 
 class Cluster:
-    """A connection for look-ups. Make one, use it, drop it; it holds no state of ours."""
+    """A connection for look-ups, without state of its own. Use it once and drop it."""
 
     def __init__(self, settings: Settings, *, timeout_s: float = 10.0) -> None:
         self._bootstrap = settings.kafka.bootstrap_servers
@@ -107,12 +108,12 @@ class Cluster:
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "check.crcs": "true",
-            "enable.sparse.connections": "true",  # it lives for a moment
+            "enable.sparse.connections": "true",  # the consumer is short-lived
         }
         self._admin = self._make_admin()
 
     def describe(self) -> ClusterDescription:
-        """The cluster's id and brokers; also the proof that it can be reached."""
+        """The cluster's id and brokers. An answer also proves that the cluster is reachable."""
         result = self._describe()
         return ClusterDescription(
             cluster_id=result.cluster_id or "",
@@ -120,7 +121,7 @@ class Cluster:
         )
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Those of `names` that exist."""
+        """The existing topics among `names`."""
         wanted = list(names)
         if not wanted:
             return {}
@@ -132,45 +133,45 @@ class Cluster:
                 for name, future in futures.items()
             }
 
-        found = self._patiently(ask).items()
-        return {name: _topic(name, described) for name, described in found if described is not None}
+        descriptions = self._patiently(ask).items()
+        return {name: _topic(name, described) for name, described in descriptions if described is not None}
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
-        """Topic ids, as text, of those of `names` that exist."""
+        """The ids, as text, of the existing topics among `names`."""
         return {name: topic.topic_id for name, topic in self.topics(names).items()}
 
     def topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Effective configuration by topic, for those of `names` that exist; values as Kafka writes them."""
-        return {name: _told(config) for name, config in self.readable_topic_configs(names).items()}
+        """The effective configuration of the existing topics among `names`; values in Kafka's notation."""
+        return {name: _readable(config) for name, config in self.readable_topic_configs(names).items()}
 
     def readable_topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str] | EnvironmentFailure]:
-        """`topic_configs`, with the reason in place of a configuration that may not be read."""
+        """`topic_configs`, with the error in place of an unreadable configuration."""
         return self._configs(ResourceType.TOPIC, names)
 
     def broker_configs(self) -> dict[str, str]:
-        """Effective configuration of one broker: the controller, or another one where that is dead."""
+        """The effective configuration of one broker: the controller, or another broker if the controller is dead."""
         result = self._describe()
         nodes = [result.controller, *result.nodes] if result.controller else result.nodes
         broker = str(next(filter(_takes_connections, nodes), nodes[0]).id)
-        return _told(self._configs(ResourceType.BROKER, [broker]).get(broker, {}))
+        return _readable(self._configs(ResourceType.BROKER, [broker]).get(broker, {}))
 
     def await_topics(self, names: Sequence[str], *, without: Container[str] = ()) -> dict[str, Topic]:
-        """`topics`, when all of `names` but `without` have come to exist with leaders, or the time-out has passed: a
-        broker that is asked right after another one has created a topic may not know of it yet.
+        """`topics` once all of `names` except `without` exist with leaders, or after the time-out. Right after the
+        creation of a topic, other brokers may not know it yet.
         """
         deadline = self._clock.monotonic_s() + self._timeout_s
         while True:
-            found = self.topics(names)
-            ready = all(n in found and not found[n].leaderless for n in names if n not in without)
+            topics = self.topics(names)
+            ready = all(n in topics and not topics[n].leaderless for n in names if n not in without)
             if ready or self._clock.monotonic_s() > deadline:
-                return found
+                return topics
             self._pause.wait(_RETRY_S)
 
     def watermarks(
         self, partitions: Sequence[tuple[str, int]], *, of_all: bool = True
     ) -> dict[tuple[str, int], Watermarks]:
-        """Log start and end of each (topic, partition), or of those that have leaders; the end counts records of open
-        transactions too."""
+        """Start and end of the log of each (topic, partition); without `of_all`, of those with leaders. The end
+        includes the records of open transactions."""
         starts = self._offsets(partitions, OffsetSpec.earliest(), of_all=of_all)  # type: ignore[no-untyped-call]
         ends = self._offsets(list(starts), OffsetSpec.latest(), of_all=of_all)  # type: ignore[no-untyped-call]
         return {p: Watermarks(start=starts[p][0], end=end, epoch=epoch) for p, (end, epoch) in ends.items()}
@@ -178,64 +179,64 @@ class Cluster:
     def first_after(
         self, partitions: Sequence[tuple[str, int]], timestamp_ms: int
     ) -> dict[tuple[str, int], int | None]:
-        """The first offset of each (topic, partition) whose record is not older than this; None: all are older."""
-        found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
-        return {place: offset if offset >= 0 else None for place, (offset, _) in found.items()}
+        """The first offset with this timestamp or a later one, by (topic, partition); None: all records are older."""
+        offsets = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
+        return {place: offset if offset >= 0 else None for place, (offset, _) in offsets.items()}
 
     def oldest(self, marks: Mapping[tuple[str, int], Watermarks]) -> dict[tuple[str, int], Oldest]:
-        """What the logs begin with, where there is anything between their marks, and it comes within two seconds."""
+        """The oldest records of non-empty logs, of those partitions that answer within two seconds."""
         wanted = {place: mark for place, mark in marks.items() if mark.start < mark.end}
-        found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        samples: dict[tuple[str, int], list[tuple[int, int]]] = {}
         if not wanted:
             return {}
         consumer = made("for samples", lambda: Consumer(self._consumer, logger=collecting_logger([])))
         try:
             consumer.assign([TopicPartition(*place, mark.start) for place, mark in wanted.items()])
             deadline_s = self._clock.monotonic_s() + _SAMPLE_S
-            while len(found) < len(wanted) and self._clock.monotonic_s() < deadline_s:
+            while len(samples) < len(wanted) and self._clock.monotonic_s() < deadline_s:
                 for message in consumer.consume(_SAMPLE_RECORDS, _RETRY_S):
                     if message.error() is None:
                         size = len(message.key() or b"") + len(message.value() or b"") + _RECORD_BYTES
                         place = (str(message.topic()), int(message.partition() or 0))
-                        found.setdefault(place, []).append((message.timestamp()[1], size))
+                        samples.setdefault(place, []).append((message.timestamp()[1], size))
         finally:
             consumer.close()
         return {
             place: Oldest(timestamp_ms=records[0][0], mean_bytes=sum(size for _, size in records) / len(records))
-            for place, records in found.items()
+            for place, records in samples.items()
         }
 
     def committed(
         self, group: str, partitions: Iterable[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[int, str | None]]:
-        """Offset and metadata that a group has committed, of those (topic, partition) that have a commit. Does not wait
-        for transactions that are open."""
+        """A group's committed offset and metadata of each (topic, partition) with a commit. Does not wait for open
+        transactions."""
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in partitions])
         futures = self._admin.list_consumer_group_offsets(
             [asked], require_stable=False, request_timeout=self._timeout_s
         )
-        told = self._result(futures[group], "the committed offsets", code="DB-3071")
+        answer = self._result(futures[group], "the committed offsets", code="DB-3071")
         return {
             (place.topic, place.partition): (place.offset, place.metadata)
-            for place in told.topic_partitions
+            for place in answer.topic_partitions
             if place.error is None and place.offset >= 0
         }
 
     def cuts(
         self, stretches: Mapping[tuple[str, int], Stretch], beat: Callable[[], None] = lambda: None
     ) -> dict[tuple[str, int], int | None]:
-        """Where logs were cut, if leaders of later epochs have written to these stretches of them (None: they have
-        not); those that do not answer are left out."""
+        """The cuts of the logs: the first offset in each stretch with a later leader epoch (None: no cut). Partitions
+        that do not answer are left out."""
         if not stretches:
             return {}
         config = {
             **self._consumer,
             "isolation.level": "read_uncommitted",
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # an end is told at once
-            "fetch.message.max.bytes": 16_384,  # of each partition one record is wanted
+            "fetch.wait.max.ms": 10,  # the end of a log is reported at once
+            "fetch.message.max.bytes": 16_384,  # one record of each partition is enough
             "queued.min.messages": 1,
-            "fetch.queue.backoff.ms": 0,  # of the stretch before: the next one is wanted at once
+            "fetch.queue.backoff.ms": 0,  # the next stretch is fetched at once
         }
         consumer = made("for samples", lambda: Consumer(config, logger=collecting_logger([])))
         try:
@@ -244,7 +245,7 @@ class Cluster:
             consumer.close()
 
     def create_topic(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
-        """Create a topic; one that exists by now is left as it is. `replication` -1: the brokers' default."""
+        """Create a topic. An existing topic stays unchanged. `replication` -1: the brokers' default."""
         new = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(config))
         futures = self._admin.create_topics([new], request_timeout=self._timeout_s, operation_timeout=self._timeout_s)
         try:
@@ -254,7 +255,7 @@ class Cluster:
                 raise self._failure(f"create topic {name}", error.args[0], code="DB-3003") from None
 
     def _configs(self, kind: ResourceType, names: Iterable[str]) -> dict[str, dict[str, str] | EnvironmentFailure]:
-        """By name, of what exists."""
+        """The configurations by name; missing resources are left out."""
         resources = [ConfigResource(kind, name) for name in names]
 
         def ask() -> dict[str, Any]:
@@ -264,8 +265,8 @@ class Cluster:
                 for r, f in futures.items()
             }
 
-        found = self._patiently(ask).items() if resources else ()
-        return {name: _config(entries) for name, entries in found if entries is not None}
+        configs = self._patiently(ask).items() if resources else ()
+        return {name: _config(entries) for name, entries in configs if entries is not None}
 
     def _make_admin(self) -> AdminClient:
         return made("for look-ups", lambda: AdminClient(self._properties, logger=collecting_logger([])))
@@ -273,53 +274,53 @@ class Cluster:
     def _offsets(
         self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec, *, of_all: bool = True
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """Asked again for a while when a partition is between two leaders, as a new one is for a moment. After an
-        election librdkafka asks under the old epoch until it renews its metadata, for minutes; another client does not,
-        unless it was made before the election as well.
+        """Offset and leader epoch by partition. A partition between two leaders, such as a new one, is asked again for
+        a while. After an election librdkafka asks under the old epoch until it renews its metadata, which takes
+        minutes. A client that is created after the election does not.
         """
         renew_s = self._clock.monotonic_s()
         deadline_s = renew_s + _ELECTION_S
         while True:
-            found, missing = self._ask_offsets(partitions, spec)
+            offsets, missing = self._ask_offsets(partitions, spec)
             now_s = self._clock.monotonic_s()
             if missing is None or (now_s > deadline_s and not of_all):
-                return found
+                return offsets
             if now_s > deadline_s:
                 raise missing
             if now_s >= renew_s:
                 renew_s = now_s + _RENEW_S
-                with suppress(EnvironmentFailure):  # its certificate is just being replaced, say: the old one goes on
+                with suppress(EnvironmentFailure):  # while its certificate is replaced, say, the old client goes on
                     self._admin = self._make_admin()
             self._pause.wait(_RETRY_S)
 
     def _ask_offsets(
         self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec
     ) -> tuple[dict[tuple[str, int], tuple[int, int]], _Leaderless | None]:
-        """Offset and leader epoch, and why some are missing."""
+        """Offset and leader epoch by partition, and the error of a missing partition."""
         if not partitions:
             return {}, None
-        found, missing = dict[tuple[str, int], tuple[int, int]](), None
+        offsets, missing = dict[tuple[str, int], tuple[int, int]](), None
         asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
         futures = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=self._timeout_s
         )
         for tp, future in futures.items():
             try:
-                told = self._result(future, f"look up offsets of {tp.topic}[{tp.partition}]", code="DB-3002")
+                answer = self._result(future, f"look up offsets of {tp.topic}[{tp.partition}]", code="DB-3002")
             except _Leaderless as leaderless:
                 missing = leaderless
             else:
-                epoch = -1 if told.leader_epoch is None else int(told.leader_epoch)
-                found[tp.topic, tp.partition] = int(told.offset), epoch
-        return found, missing
+                epoch = -1 if answer.leader_epoch is None else int(answer.leader_epoch)
+                offsets[tp.topic, tp.partition] = int(answer.offset), epoch
+        return offsets, missing
 
     def _describe(self) -> Any:
         ask = partial(self._admin.describe_cluster, request_timeout=self._timeout_s)
         return self._patiently(lambda: self._result(ask(), "reach the brokers", code="DB-3001"))
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` returns, if need be at the second attempt. The client waits for the controller, and brokers with
-        KRaft name any of them as that: also one that has died, until they know (9 s). A second request names another.
+        """Call `ask`, and once more if there was no answer. The client waits for the controller. With KRaft, brokers
+        name any broker as the controller, even a dead one until they notice (9 s). A second request names another.
         """
         try:
             return ask()
@@ -329,14 +330,14 @@ class Cluster:
             return ask()
 
     def _finds_controller(self) -> bool:
-        """Whether the client is told, in time, of a controller that takes connections."""
+        """Whether the brokers name a controller that accepts connections, in time."""
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while self._clock.monotonic_s() < deadline_s:
             try:
-                found = self._admin.list_topics(timeout=_CONNECT_S)
+                cluster = self._admin.list_topics(timeout=_CONNECT_S)
             except KafkaException:
                 return False  # no broker answers
-            controller = found.brokers.get(found.controller_id)
+            controller = cluster.brokers.get(cluster.controller_id)
             if controller is not None and _takes_connections(controller):
                 return True
             self._pause.wait(_RETRY_S)
@@ -365,12 +366,12 @@ class Cluster:
             return failure
 
     def _remember(self, error: KafkaError) -> None:
-        """Keep the most telling error: a refused password is followed by `all brokers down`, which says nothing."""
+        """Keep the most specific error: a wrong password is followed by the uninformative `all brokers down`."""
         if self._last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._last_error = error
 
     def _failure(self, what: str, error: KafkaError | None, *, code: str) -> EnvironmentFailure:
-        for _ in range(_POLLS):  # each poll hands over at most one of the errors that wait
+        for _ in range(_POLLS):  # each poll delivers at most one queued error
             self._admin.poll(0)
         kind = EnvironmentFailure if error is None else _KINDS.get(error.code(), EnvironmentFailure)
         return failure(what, error, self._last_error, self._bootstrap, self._redact, kind, code=code)
@@ -384,15 +385,15 @@ def _takes_connections(node: Any) -> bool:
 
 
 class _Unanswered(EnvironmentFailure):
-    """The time was over."""
+    """No answer came in time."""
 
 
 class _Leaderless(EnvironmentFailure):
-    """The partition is between two leaders, or has another one than the client believes."""
+    """The partition is between two leaders, or has another leader than the client assumes."""
 
 
 class _Missing(EnvironmentFailure):
-    """There is no such topic."""
+    """The topic does not exist."""
 
 
 _KINDS: Final[Mapping[int, type[EnvironmentFailure]]] = {
@@ -416,7 +417,7 @@ def failure(
     *,
     code: str,
 ) -> EnvironmentFailure:
-    """An EnvironmentFailure from a call's error and the last error that the client met in the background."""
+    """An EnvironmentFailure from a call's error and the client's last background error."""
     errors = [e for e in (error, background) if e is not None]
     faults = {fault_of(e) for e in errors}
     if Fault.FORBIDDEN in faults or any(e.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED for e in errors):
@@ -438,7 +439,7 @@ def _config(entries: Mapping[str, Any] | EnvironmentFailure) -> dict[str, str] |
     return {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
 
 
-def _told(config: dict[str, str] | EnvironmentFailure) -> dict[str, str]:
+def _readable(config: dict[str, str] | EnvironmentFailure) -> dict[str, str]:
     if isinstance(config, EnvironmentFailure):
         raise config
     return config

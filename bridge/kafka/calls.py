@@ -1,10 +1,10 @@
-"""Calls of a client that wait, and the threads that make them.
+"""Blocking calls of a client, and the threads that make them.
 
-A call into the C library cannot be interrupted. `AbandonableCalls` makes one in a thread of its own, which is left
-behind, with the client, when the time is over: librdkafka 2.16 ignores the time-out of `send_offsets_to_transaction`
-when the group's coordinator goes away in the middle of it (its issue 5456). `OwnerThreadCalls` has one made by the
-thread that polls the client: asked from another thread, a consumer answers only when the callback that it is in has
-returned, and a revocation waits for just that thread.
+A call into the C library cannot be interrupted. `AbandonableCalls` makes calls in a separate thread and abandons the
+thread, with the client, after a time-out: librdkafka 2.16 ignores the time-out of `send_offsets_to_transaction` if the
+group's coordinator fails during the call (its issue 5456). `OwnerThreadCalls` passes calls to the thread that polls the
+client: a consumer answers other threads only after its current callback has returned, and a revocation callback may be
+waiting for the caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Unanswered(Exception):
-    """The call has not returned in time. It may still do what it was to do."""
+    """The call has not returned in time. It may still take effect."""
 
 
 class Closed(Exception):
@@ -29,7 +29,7 @@ class Closed(Exception):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call on its way. The thread that takes `claim` first decides: it runs the call, or gives it up."""
+    """A call in progress. The first thread to take `claim` decides whether to run the call or to give it up."""
 
     run: Callable[[], Any]
     claim: threading.Lock = field(default_factory=threading.Lock)
@@ -38,18 +38,18 @@ class Call:
     error: Exception | None = None
 
     def serve(self) -> None:
-        """Run it, unless its caller has given up."""
+        """Run the call, unless its caller has given up."""
         if not self.claim.acquire(blocking=False):
             return
         try:
             self.result = self.run()
         except Exception as error:  # noqa: BLE001 - raised again by the caller
-            # A traceback leads back here: it would keep the client alive until the garbage collector comes along.
+            # A traceback refers to this frame, and would keep the client alive until the next garbage collection.
             self.error = error.with_traceback(None)
         self.done.set()
 
     def give_up(self) -> bool:
-        """Whether it will never run: it has not begun."""
+        """Prevent the call; False if it has already begun."""
         return self.claim.acquire(blocking=False)
 
     def refuse(self) -> None:
@@ -58,7 +58,7 @@ class Call:
             self.done.set()
 
     def wait(self, timeout_s: float) -> Any:
-        """Its result. Raises what it raised, or Unanswered."""
+        """The result of the call. Raises the call's exception, or Unanswered."""
         if not self.done.wait(timeout_s):
             self.claim.acquire(blocking=False)
             raise Unanswered(f"no answer within {timeout_s:g} s")
@@ -71,14 +71,14 @@ class Call:
 
 
 class AbandonableCalls:
-    """Runs calls one at a time in a thread that is kept between calls. For one calling thread."""
+    """Runs calls one at a time in a thread that it reuses. For a single calling thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._calls: queue.SimpleQueue[Call | None] | None = None
 
     def begin(self, run: Callable[[], object]) -> Call:
-        """Have it run, after those that were begun before; `result` is what came of it."""
+        """Queue a call behind earlier ones; `result` waits for it."""
         if self._calls is None:
             self._calls = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True).start()
@@ -93,7 +93,7 @@ class AbandonableCalls:
         meanwhile: Callable[[], None] = lambda: None,
         every_s: float = math.inf,
     ) -> T:
-        """What `run` returns or raises; as `begin` and `result`."""
+        """`begin` and `result` in one: return or raise the result of `run`."""
         result: T = self.result(self.begin(run), timeout_s, meanwhile, every_s)
         return result
 
@@ -104,10 +104,10 @@ class AbandonableCalls:
         meanwhile: Callable[[], None] = lambda: None,
         every_s: float = math.inf,
     ) -> Any:
-        """What a call that was begun returns or raises. Raises Unanswered when that takes `timeout_s` from now; a later
-        call gets a new thread.
+        """Return or raise the result of a call from `begin`. Raises Unanswered after `timeout_s` from now; a later call
+        gets a new thread.
 
-        `meanwhile` is called every `every_s` of waiting; what it raises ends the wait as well.
+        `meanwhile` is called every `every_s` of waiting; its exceptions end the wait, too.
         """
         waited_s = 0.0
         try:
@@ -124,14 +124,14 @@ class AbandonableCalls:
             raise
 
     def close(self) -> None:
-        """Let the thread end, when its call has returned."""
+        """Let the thread end after its current call."""
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.put(None)
 
 
 class OwnerThreadCalls:
-    """Calls for the one thread that owns a client; `call` from any thread, `serve` and `close` from that one."""
+    """Calls for the thread that owns a client. Any thread may use `call` and `wake`, the owner `serve` and `close`."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
@@ -139,7 +139,7 @@ class OwnerThreadCalls:
         self._is_closed = False
 
     def call(self, run: Callable[[], T], timeout_s: float) -> T:
-        """What `run` returns or raises. Raises Unanswered (a call that was not begun by then never will be), Closed."""
+        """Return or raise the result of `run`. Raises Closed, or Unanswered; a call not begun by then never runs."""
         call = Call(run)
         with self._lock:
             if self._is_closed:
@@ -153,7 +153,7 @@ class OwnerThreadCalls:
         self._calls.put(Call(lambda: None))
 
     def serve(self, timeout_s: float) -> None:
-        """Run what is there; wait for something to run for up to `timeout_s` if that is nothing."""
+        """Run the queued calls; without any, wait up to `timeout_s` for the first."""
         try:
             call = self._calls.get(timeout=timeout_s)
             while True:
@@ -163,7 +163,7 @@ class OwnerThreadCalls:
             return
 
     def close(self) -> None:
-        """Refuse every further call, and those that wait."""
+        """Refuse all queued and later calls."""
         with self._lock:
             self._is_closed = True
         while True:
@@ -179,4 +179,4 @@ def _serve(calls: queue.SimpleQueue[Call | None]) -> None:
         if call is None:
             return
         call.serve()
-        del call  # while this thread waits, nothing may keep the client of its last call alive
+        del call  # a waiting thread must not keep the client of its last call alive

@@ -1,5 +1,5 @@
-"""Making a client of librdkafka. It reads certificates and keys then, and refuses those that do not belong together,
-which is what it may find while files are being replaced: no bug, but something that an operator can correct.
+"""Creation of librdkafka clients. A client reads certificates and keys when it is created, and refuses a pair that does
+not match, which may happen while files are replaced. An operator can correct that, so it is not reported as a bug.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from bridge.kafka.errors import kafka_error
 
 T = TypeVar("T")
 CLIENT_LOG: Final = logging.getLogger("bridge.settings.librdkafka")
-"""Where the clients write what they notice by themselves."""
+"""The logger of the clients' own messages."""
 
 
 def made(what: str, make: Callable[[], T]) -> T:
-    """The client that `make` returns; `what` it is, in words. Raises EnvironmentFailure."""
+    """The client from `make`; `what` describes it in errors. Raises EnvironmentFailure."""
     try:
         return make()
     except KafkaException as exception:
         raise EnvironmentFailure(
-            "a Kafka client cannot be made",
-            hint="Look at its properties; certificate and key (ssl.*) must be readable PEM and belong together.",
+            "a Kafka client cannot be created",
+            hint="Check its properties; certificate and key (ssl.*) must be readable PEM files that match.",
             client=what,
             reason=kafka_error(exception).str(),
             code="DB-3011",
@@ -42,9 +42,9 @@ class _Collector(logging.Handler):
 
 
 def collecting_logger(lines: list[str]) -> logging.Logger:
-    """A logger outside of the hierarchy, which lives as long as its client.
+    """A logger outside the hierarchy, with the lifetime of its client.
 
-    Without one, librdkafka writes to standard error; our errors already quote what matters.
+    Without a logger, librdkafka writes to standard error. The bridge's errors quote the important lines.
     """
     logger = logging.Logger("librdkafka", level=logging.DEBUG)
     logger.addHandler(_Collector(lines))

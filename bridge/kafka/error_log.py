@@ -1,4 +1,4 @@
-"""A client's background errors in the log: a broker that is down makes twenty a second of them, all alike."""
+"""Throttled logging of a client's background errors: a dead broker causes twenty equal ones a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REPEATED_AFTER_S: Final = 10.0
 
 
 class ErrorLog:
-    """Logs each kind of error at most once in a while, with how many were left out since. One thread."""
+    """Logs each kind of error at most once in an interval, with the number of suppressed ones. For one thread."""
 
     def __init__(self, logger: str, event: str, clock: Clock) -> None:
         self._log = structlog.get_logger(logger)
@@ -23,8 +23,8 @@ class ErrorLog:
         self._left_out: dict[int, int] = {}
 
     def warn(self, error: KafkaError) -> None:
-        """Log the error, or count it. `All brokers down` says nothing: a broker that closes idle connections causes it,
-        and in an outage errors of each connection are logged beside it."""
+        """Log the error, or count it. `All brokers down` is ignored: a broker that closes idle connections causes it,
+        and in an outage each connection has its own errors."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             return
         code, now_s = error.code(), self._clock.monotonic_s()

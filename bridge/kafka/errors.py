@@ -1,7 +1,7 @@
-"""What each error code of the Kafka client means: whose fault it is, whether it passes, what is told of a record.
+"""The meaning of each error code of the Kafka client: its fault, whether it passes, the reason for a dead letter.
 
-One table, `MEANINGS`; everything else asks it. A code that is not in it has the fault UNKNOWN: it is believed of
-nothing, and the attempts after it become narrower until what causes it stands alone (narrowing.py).
+`MEANINGS` is the only table; all other modules ask it. A code that is not in it has the fault UNKNOWN, which blames
+nothing: attempts become narrower until the cause stands alone (narrowing.py).
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ RECORDS_GONE: Final = "DB-4011"
 
 
 class Fault(Enum):
-    """Whose fault an error is, hence what has to make way."""
+    """The cause of an error, which determines the remedy."""
 
     BROKERS = "brokers"
-    """Brokers or coordinator are busy with something. All of it is tried again."""
+    """Brokers or coordinator are temporarily busy. The whole call is repeated."""
     GROUP = "group"
-    """The membership has changed: the assignment is looked at anew."""
+    """The membership has changed: the assignment must be refreshed."""
     TARGET = "target"
-    """The topic takes nothing from us: its records are put off, the others go on."""
+    """The topic accepts no records from the bridge: its records are put off, the others go on."""
     MISSING = "missing"
-    """The topic is not there, or the client does not know that it is: it is looked up again."""
+    """The topic does not exist, or the client does not know it yet: it is looked up again."""
     PARTITION = "partition"
-    """One partition does not answer, or cannot take anything now: as TARGET, for that partition."""
+    """One partition does not answer, or accepts no records now: as TARGET, for that partition."""
     RECORD = "record"
-    """This record, or one of its batch, is not acceptable: it is found and refused, the others go on."""
+    """This record, or another one of its batch, is unacceptable: it is found and refused, the others go on."""
     BYSTANDER = "bystander"
     """Another record of the batch was refused; this one is good (KIP-467)."""
     CLOCK = "clock"
-    """The topic refuses timestamps by our clock: as TARGET, but no attempt of a record is counted."""
+    """The topic refuses timestamps of the bridge's clock: as TARGET, but no attempt of a record is counted."""
     CREDENTIALS = "credentials"
-    """The brokers do not know us, or we do not trust them."""
+    """The brokers do not know the bridge, or the bridge does not trust them."""
     FORBIDDEN = "forbidden"
-    """The brokers refuse what we ask for, whatever we send: an operator has to grant or to change something."""
+    """The brokers refuse every such request: an operator has to grant a right or to change a setting."""
     BUSY = "busy"
-    """An earlier call of this client is still under way."""
+    """An earlier call of this client is still in progress."""
     FENCED = "fenced"
-    """Another client has our name, or our transaction was ended for its age."""
+    """Another client has the bridge's name, or its transaction was ended for its age."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """`fault`, the `reason` that is given of a record, and whether the same call may succeed when repeated."""
+    """`fault`, the `reason` for a record's dead letter, and whether a repetition of the same call may succeed."""
 
     fault: Fault
     reason: RejectReason = RejectReason.PRODUCE_FAILED
@@ -142,15 +142,15 @@ _NOTHING: Final = Meaning(Fault.UNKNOWN)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a message is not delivered, now or ever: the reason, and in words what exactly is wrong."""
+    """A message's obstacle to delivery, passing or permanent: the reason, and a detailed description."""
 
     reason: RejectReason
     detail: str
 
     @property
     def counts(self) -> bool:
-        """Whether a message that is put off for this has failed once more: not where our own clock is at fault, nor
-        where it was not tried."""
+        """Whether a message that is put off for this counts a failed attempt: not for the bridge's own clock, nor
+        without an attempt."""
         return self.reason not in (
             RejectReason.CLOCK_AHEAD,
             RejectReason.TARGET_PAUSED,
@@ -167,23 +167,23 @@ def fault_of(error: KafkaError) -> Fault:
 
 
 def is_denied(error: KafkaError) -> bool:
-    """Whether the brokers refuse this client or what it asks for, whatever it sends."""
+    """Whether the brokers refuse this client or all of its requests of this kind."""
     return fault_of(error) in (Fault.CREDENTIALS, Fault.FORBIDDEN)
 
 
 def is_unreadable(error: KafkaError) -> bool:
-    """Whether a topic is not there, or not for us: an answer all the same, by a broker that is well."""
+    """Whether a topic is missing or forbidden. Such an answer also shows that the broker is well."""
     return error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Whether the client is of no use after this error."""
+    """Whether the client is unusable after this error."""
     return error.fatal() or error.code() == KafkaError._FATAL
 
 
 def is_fenced(error: KafkaError) -> bool:
-    """Whether another client has our name now, or our transaction was ended for its age. A callback gets the error
-    wrapped, with the cause in words.
+    """Whether another client has the bridge's name now, or its transaction was ended for its age. A callback gets a
+    wrapped error that names the cause in its text.
     """
     if error.code() == KafkaError._FATAL:
         return any(KafkaError(code).str() in error.str() for code, means in MEANINGS.items() if means is _FENCED)
@@ -191,8 +191,8 @@ def is_fenced(error: KafkaError) -> bool:
 
 
 def is_unasked(error: KafkaError) -> bool:
-    """Whether a transaction had ended before this client asked for that. A callback gets the error wrapped, with the
-    cause in words.
+    """Whether a transaction had ended before this client asked for its end. A callback gets a wrapped error that names
+    the cause in its text.
     """
     if error.code() == KafkaError._FATAL:
         return KafkaError(KafkaError.INVALID_TXN_STATE).str() in error.str()
@@ -200,31 +200,31 @@ def is_unasked(error: KafkaError) -> bool:
 
 
 def may_pass(error: KafkaError) -> bool:
-    """Whether a repetition may succeed. A rebalance is none of these: the assignment must be looked at anew."""
+    """Whether a repetition may succeed. After a rebalance it may not: the assignment must be refreshed first."""
     return error.retriable() or meaning_of(error).passes
 
 
 def fenced(error: KafkaError) -> FencedError:
-    """What to tell the operator when Kafka says that another instance has the name now."""
+    """The error for an instance whose name another instance has taken."""
     return FencedError(
         "another instance of the same name took over",
-        hint="If that was not meant: give every instance its own bridge.instance.",
+        hint="If that was unintended, give every instance its own bridge.instance.",
         reason=error.str(),
         code="DB-5001",
     )
 
 
 def records_gone(**fields: object) -> StateError:
-    """The error for a delay topic whose log begins behind what was read of it."""
+    """The error for a delay topic whose log begins after the last record that was read."""
     return StateError(
         "records of the delay topic were deleted before the bridge had read them",
-        hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge reset-offsets`.",
+        hint="Raise the delay topic's retention, then choose a new position with `delay-bridge reset-offsets`.",
         code="DB-4011",
         **fields,
     )
 
 
 def kafka_error(exception: KafkaException) -> KafkaError:
-    """The error inside of a client's exception."""
+    """The error inside a client's exception."""
     inner = exception.args[0] if exception.args else None
     return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))

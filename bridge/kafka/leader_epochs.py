@@ -1,11 +1,11 @@
-"""Where logs were cut: the first record that a later leader has written.
+"""The search for cuts of logs: the first record of a later leader.
 
-A partition's records carry the epochs of the leaders that wrote them, which rise along the log. A leader that has less
-of the log than the one before it cuts the others off at its own end, and writes there under its own epoch. So records
-of later epochs in a stretch that was read under an earlier one show that something else was there when it was read.
+Each record carries the epoch of the leader that wrote it, and epochs rise along the log. A leader with a shorter log
+than its predecessor truncates the other replicas at its own end, and writes there under its own epoch. A stretch that
+was read under one epoch and now has records of a later epoch therefore held other records when it was read.
 
-The stretches of all partitions are searched at the same time, by one consumer: an election of many partitions costs as
-many fetches as that of one.
+One consumer searches the stretches of all partitions at the same time: an election of many partitions costs as many
+fetches as that of one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Offsets [start, end) of a log, which were read under leaders of no later epoch."""
+    """Offsets [start, end) of a log, which were read under `epoch` or earlier ones."""
 
     epoch: int
     start: int
@@ -34,10 +34,10 @@ class Stretch:
 
 
 def search(stretch: Stretch) -> Generator[int, int | None, int | None]:
-    """Where later leaders have begun to write to the stretch; None: they have not.
+    """The first offset of the stretch with a record of a later leader; None: no such record.
 
-    It asks for the epoch of the first record from an offset on, which is None where the stretch has no more; some
-    offsets may hold no record. Most stretches were not cut, so that it begins at the end.
+    The generator yields an offset and receives the epoch of the first record from there on, or None at the end of the
+    stretch; some offsets may hold no record. Most stretches were not cut, so the search begins at the end.
     """
     low, high, step, is_cut = stretch.start - 1, stretch.end, 1, False
     while high - low > 1:
@@ -54,9 +54,10 @@ def search(stretch: Stretch) -> Generator[int, int | None, int | None]:
 def cuts(
     consumer: Consumer, stretches: Mapping[Place, Stretch], beat: Callable[[], None] = lambda: None
 ) -> dict[Place, int | None]:
-    """Where each log was cut, as of `search`; those that do not answer are left out. `consumer` reads
-    uncommitted records, too, and tells of ends."""
-    searches, found = {place: search(each) for place, each in stretches.items()}, dict[Place, int | None]()
+    """The cut of each log, by `search`; partitions that do not answer are left out. `consumer` reads uncommitted
+    records, too, and reports the ends of logs."""
+    searches = {place: search(stretch) for place, stretch in stretches.items()}
+    offsets: dict[Place, int | None] = {}
     answers: dict[Place, int | None] = dict.fromkeys(searches)
     while answers:
         beat()
@@ -65,28 +66,28 @@ def cuts(
             try:
                 asked[place] = searches[place].send(epoch)
             except StopIteration as done:
-                found[place] = done.value
+                offsets[place] = done.value
         answers = _epochs(consumer, asked, stretches) if asked else {}
-    return found
+    return offsets
 
 
 def _epochs(
     consumer: Consumer, asked: Mapping[Place, int], stretches: Mapping[Place, Stretch]
 ) -> dict[Place, int | None]:
-    """The epochs of the first records from these offsets on, of those that answer in time."""
-    clock, found = SystemClock(), dict[Place, int | None]()
+    """The epochs of the first records from these offsets on, of the partitions that answer in time."""
+    clock, epochs = SystemClock(), dict[Place, int | None]()
     consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in asked.items()])
     deadline_s = clock.monotonic_s() + ANSWER_S
-    while len(found) < len(asked) and clock.monotonic_s() < deadline_s:
+    while len(epochs) < len(asked) and clock.monotonic_s() < deadline_s:
         message = consumer.poll(_POLL_S)
         error = None if message is None else message.error()
         if message is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):
             continue
         place = (str(message.topic()), int(message.partition() or 0))
-        if place not in asked or place in found:
+        if place not in asked or place in epochs:
             continue
         is_there = error is None and (message.offset() or 0) < stretches[place].end
         epoch = message.leader_epoch() if is_there else None
-        found[place] = -1 if is_there and epoch is None else epoch
+        epochs[place] = -1 if is_there and epoch is None else epoch
         consumer.incremental_unassign([TopicPartition(*place)])
-    return found
+    return epochs

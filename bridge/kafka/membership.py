@@ -1,20 +1,19 @@
-"""Group membership: which partitions are ours, and what Kafka holds of them.
+"""Group membership: the owned partitions and their committed states.
 
-The consumer fetches nothing (Spark reads the topics). It is a member of the group so that Kafka assigns the
-partitions, and so that the group metadata in every transaction fences an instance that lost it (KIP-447). Rules
-(design, section 3, *Ownership*):
+The consumer fetches nothing (Spark reads the topics). As a member of the group it gets an assignment, and its group
+metadata in every transaction fences an instance that has lost its partitions (KIP-447). The rules:
 
-    - static membership: a restart within the session time-out moves no partition, a second instance of the same name
-      fences the first; a member that comes back after its time-out may be fenced as well, and the process starts anew
-    - every assigned partition is paused at once, and assigned at the log's end, so that nothing is fetched and
-      `auto.offset.reset` never asked
-    - a revocation is answered only after `on_revoked` has returned, and that only after the open transaction has ended
-    - assignment and group metadata are sampled together, with the number of revocations so far: a transaction planned
-      before a revocation is told from one planned after it, even when the same partition came back
-    - committed states are read stable: an open transaction's outcome is waited for
+    - membership is static: a restart within the session time-out moves no partition, and a second instance of the same
+      name fences the first. A member that comes back after its time-out may be fenced as well; the process starts anew
+    - every assigned partition is paused at once, and assigned at the log's end: nothing is fetched, and
+      `auto.offset.reset` never applies
+    - a revocation is answered only after `on_revoked` has returned, which waits for the end of the open transaction
+    - assignment and group metadata are sampled together, with the number of revocations: this tells a transaction
+      planned before a revocation from one planned after it, even when the same partition came back
+    - committed states are stable: a reader waits for the outcome of an open transaction
 
-One thread polls the client, and makes every other call to it too (calls.py says why). The group metadata is sampled
-between two polls: asked for during one it would wait for its end, and a revocation is part of one.
+One thread polls the client and makes all other calls to it (calls.py has the reason). The group metadata is sampled
+between two polls: the call waits for the end of a poll, and a poll may contain a revocation.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ READ_SLICE_S: Final = 2.0
 COMMIT_ATTEMPTS_MAX: Final = 5
 COMMIT_TIMEOUT_S: Final = 20.0
 CALLBACK_S: Final = 1.0
-"""How long a call may wait for the polling thread to take it up."""
+"""The longest wait of a call for the polling thread."""
 REVOCATION_POLL_S: Final = 0.01
 
 FORCED: Final[Mapping[str, Any]] = {
@@ -54,15 +53,15 @@ FORCED: Final[Mapping[str, Any]] = {
     "isolation.level": "read_committed",  # makes committed() wait for open transactions
     "enable.partition.eof": False,
 }
-"""What the rules above rest on; wins over any given configuration."""
+"""Properties that the rules above require; they override any given configuration."""
 
 log = structlog.get_logger("bridge.kafka.membership")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """Owned partitions, the group metadata that proves it, and how many revocations there were before (all of one
-    moment).
+    """Owned partitions, the group metadata that proves the ownership, and the number of revocations before; all of the
+    same moment.
     """
 
     partitions: frozenset[SourceName]
@@ -71,18 +70,17 @@ class Membership:
 
 
 class OwnershipListener(Protocol):
-    """Called on the membership's thread (`on_revoked` on one of its own, which the membership waits for); the other two
-    must return quickly.
+    """Callbacks of the membership's thread, which must return quickly. `on_revoked` has a separate thread, for which
+    the membership waits.
     """
 
     def on_assigned(self, partitions: frozenset[SourceName]) -> None:
-        """The full assignment, after partitions were added or taken away; empty when nothing is left. `membership` has
-        it by now."""
+        """The full assignment after a change; empty without partitions. `membership` already returns it."""
         ...
 
     def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool, revocations: int) -> None:
-        """`partitions` are taken from us, or already belong to another member (`lost`). Returns only when no
-        transaction is open that carries them. `revocations` is what `Membership` will say with this one counted.
+        """`partitions` are taken from this instance, or already belong to another member (`lost`). Returns once no open
+        transaction carries them. `revocations` is the number in `Membership` that includes this revocation.
         """
         ...
 
@@ -109,7 +107,7 @@ class Ownership:
         explain: Callable[[], BridgeError | None] = lambda: None,
     ) -> None:
         """`config` are librdkafka properties of a consumer (connection, security, session time-out, assignment
-        strategy); committed offsets are waited for `pending_s`, and `explain` may know why they cannot be read then.
+        strategy). `pending_s` is the longest wait for committed offsets; then `explain` may return the reason.
         """
         self._pending_s = pending_s
         self._explain = explain
@@ -132,11 +130,11 @@ class Ownership:
         self._partitions: frozenset[SourceName] = frozenset()
         self._revocations = 0
         self._metadata: object = None
-        # The polling thread's own: what it was told to own, and of what it has told the listener.
+        # Used by the polling thread only: the last assignment from Kafka, and the last report to the listener.
         self._owned: frozenset[SourceName] = frozenset()
         self._is_lost = False
-        """Partitions were lost, and none have come since."""
-        self._told: tuple[frozenset[SourceName], int] = (frozenset(), 0)
+        """Partitions were lost, and none were assigned since."""
+        self._reported: tuple[frozenset[SourceName], int] = (frozenset(), 0)
         self._stop = threading.Event()
         self._failure: BridgeError | None = None
         self._consumer: Consumer | None = None
@@ -145,7 +143,7 @@ class Ownership:
     # -- life
 
     def start(self) -> None:
-        """Join the group; returns at once, `on_assigned` follows. Raises EnvironmentFailure when the client refuses its
+        """Join the group. Returns at once; `on_assigned` follows. Raises EnvironmentFailure if the client refuses its
         settings.
         """
         self._consumer = made("the group's member", self._member)
@@ -160,8 +158,7 @@ class Ownership:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Leave the poll loop and close the consumer. A static member stays in the group until its session times out,
-        so that a restart finds its partitions. The dispatcher must have stopped before: no callback is made from here
-        on.
+        so a restart gets the same partitions. Stop the dispatcher first: no callback is made from here on.
         """
         self._stop.set()
         self._mailbox.wake()
@@ -172,19 +169,19 @@ class Ownership:
                 log.warning("ownership-stop-timeout", timeout_s=timeout_s)
 
     def wait(self, timeout_s: float) -> None:
-        """Pause the calling thread, unless this is being stopped."""
+        """Pause the calling thread, unless the membership is stopping."""
         self._stop.wait(timeout_s)
 
-    # -- what is ours
+    # -- the assignment
 
     def assignment(self) -> frozenset[SourceName]:
         with self._lock:
             return self._partitions
 
     def membership(self) -> Membership:
-        """Owned partitions together with the group metadata that a transaction must carry. Never waits for the client.
+        """Owned partitions with the group metadata for a transaction. Never waits for the client.
 
-        Raises what ended the membership.
+        Raises the error that ended the membership.
         """
         if self._failure is not None:
             raise self._failure
@@ -199,12 +196,12 @@ class Ownership:
         timeout_s: float | None = None,
         strict: Collection[SourceName] | None = None,
     ) -> dict[SourceName, CommittedState | None]:
-        """What Kafka holds of `partitions`; None where there is no commit. A commit that is not the bridge's is left
-        out, but for those that are `strict` (None: all).
+        """The committed states of `partitions`; None without a commit. Commits of other programs are left out, except
+        for `strict` partitions (None: all).
 
-        Waits while a transaction that carries one of the offsets is open (it ends within its transaction time-out).
-        Raises StateError for a strict one that is not the bridge's; after `timeout_s` EnvironmentFailure. Without one
-        what `explain` knows, which may take long: a shorter time says nothing of a transaction.
+        Waits for an open transaction that carries one of the offsets; it ends within its transaction time-out. Raises
+        StateError for another program's commit of a strict partition, and EnvironmentFailure after `timeout_s`. Without
+        `timeout_s` the error comes from `explain`, which may take long; a shorter wait proves no open transaction.
         """
         is_patient, timeout_s = timeout_s is None, self._pending_s if timeout_s is None else timeout_s
         if not partitions:
@@ -241,22 +238,22 @@ class Ownership:
         return self._client().committed(partitions, timeout=timeout_s)
 
     def commit_states(self, states: Mapping[SourceName, CommittedState], owned: frozenset[SourceName]) -> bool:
-        """Commit states outside of a transaction: first use. As `commit_offsets`; nothing is committed when exactly
-        `owned` is not ours any more (another instance may have begun). Returns whether it was.
+        """Commit the first states, outside a transaction. Commits nothing if the assignment is no longer exactly
+        `owned` (another instance may have begun). Returns whether it committed. Raises as `commit_offsets`.
         """
         offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in sorted(states.items())]
         return self._commit(offsets, lambda: self._owned == owned)
 
     def commit_offsets(self, offsets: Sequence[TopicPartition]) -> None:
-        """Commit outside of a transaction, as a member of the group. One request, which the broker stores as a whole.
+        """Commit outside a transaction, as a member of the group. The broker stores the request as a whole.
 
-        Raises FencedError when we are no member any more, EnvironmentFailure when it cannot be done; after the latter
-        it may have happened.
+        Raises FencedError after a loss of the membership, and EnvironmentFailure for other failures; then the outcome
+        of the commit is unknown.
         """
         self._commit(offsets, lambda: True)
 
     def _commit(self, offsets: Sequence[TopicPartition], may_be_made: Callable[[], bool]) -> bool:
-        """`may_be_made` is asked by the polling thread: no partition comes or goes from then on until it is made."""
+        """The polling thread calls `may_be_made`, so the assignment cannot change between that call and the commit."""
 
         def commit() -> bool:
             if not may_be_made():
@@ -310,7 +307,7 @@ class Ownership:
                 if error is not None:
                     self._judge(error)
                 self._sample(consumer)
-                # A record can only come from a fetch that was sent between assign and pause. Spark reads it too.
+                # A record here comes from a fetch between assign and pause. Spark reads the record, too.
                 if message is None:
                     self._mailbox.serve(self._poll_interval_s)
         except BridgeError as failure:
@@ -332,23 +329,22 @@ class Ownership:
             consumer.close()
 
     def _sample(self, consumer: Consumer) -> None:
-        """Publish the group metadata together with the assignment that it belongs to, and tell of the latter if it is
-        new.
+        """Publish the group metadata together with its assignment, and report a new assignment to the listener.
 
-        Here, between two polls, because nothing can change meanwhile; and only here, because the call waits for a poll
-        that is under way, hence for a revocation, which waits for the transaction that asks.
+        Between two polls neither can change. During a poll the call would wait for its end, hence possibly for a
+        revocation, which waits for the transaction that asks.
         """
         metadata = consumer.consumer_group_metadata()
         with self._lock:
             self._metadata = metadata
             self._partitions = self._owned
             news = (self._owned, self._revocations)
-        if news != self._told and (self._owned or self._told[0]):
-            self._told = news
+        if news != self._reported and (self._owned or self._reported[0]):
+            self._reported = news
             self._listener.on_assigned(self._owned)
 
     def _judge(self, error: KafkaError) -> None:
-        """Of a poll, and of the client itself."""
+        """Judge an error of a poll or of the client itself."""
         if is_fenced(error):
             raise self._fenced(error)
         if is_fatal(error) or _is_refused(error):
@@ -356,14 +352,14 @@ class Ownership:
         self._trouble.warn(error)
 
     def _fenced(self, error: KafkaError) -> BridgeError:
-        """By another instance; or, after the session has timed out, by itself: a broker takes the second JoinGroup of a
-        member that comes back for another one's (librdkafka issue 3437)."""
+        """The error of a fenced member: another instance fenced it, or, after a session time-out, it fenced itself.
+        Brokers mistake the second JoinGroup of a returning member for another member's (librdkafka issue 3437)."""
         return _ended(error) if self._is_lost else fenced(error)
 
     def _fail(self, error: BridgeError) -> None:
         if self._failure is None:
             self._failure = error
-            # Before the application hears of it: no further transaction can be planned with what we believed to own.
+            # First, before the application is told: no further transaction may be planned with the old assignment.
             self._set(frozenset(), revoked=True)
             self._listener.on_fatal(error)
 
@@ -386,7 +382,7 @@ class Ownership:
         self._owned -= names
         self._is_lost |= lost
         if lost:
-            # Another member may own them already: a transaction that is open now must not be committed.
+            # Another member may own them already: the open transaction must not be committed.
             self._set(self._owned, revoked=True)
         if not self._stop.is_set():
             log.info("partitions-revoked", count=len(names), lost=lost)
@@ -398,7 +394,7 @@ class Ownership:
             consumer.unassign()
 
     def _tell_revoked(self, names: frozenset[SourceName], *, lost: bool, revocations: int) -> None:
-        """Wait for the listener, and meanwhile make the calls that the open transaction may need for its end."""
+        """Wait for the listener. Meanwhile, make the calls that the end of the open transaction may need."""
         failed: list[Exception] = []
 
         def tell() -> None:
@@ -444,9 +440,9 @@ def _hint(error: KafkaError) -> str:
     if _is_refused(error):
         return "Grant the bridge READ on its group and delay topics, and check its credentials."
     if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
-        return "A transaction of this bridge id is still open; it ends with its transaction time-out, then start again."
+        return "A transaction of this bridge id is still open. Start again after its transaction time-out."
     if is_fenced(error):
-        return "Start it again: its session with the group's coordinator had timed out, and it came back."
+        return "Start the bridge again: its session had timed out before it came back to the group."
     return "Check that the brokers are reachable and that the group's coordinator answers."
 
 
@@ -454,10 +450,10 @@ def _states_of(
     answers: Iterable[TopicPartition], strict: Collection[SourceName]
 ) -> dict[SourceName, CommittedState | None]:
     states: dict[SourceName, CommittedState | None] = {}
-    for each in answers:
-        name = (each.topic, each.partition)
+    for answer in answers:
+        name = (answer.topic, answer.partition)
         try:
-            states[name] = None if each.offset < 0 else decode_metadata(name, each.offset, each.metadata)
+            states[name] = None if answer.offset < 0 else decode_metadata(name, answer.offset, answer.metadata)
         except StateError as error:
             if name in strict:
                 raise

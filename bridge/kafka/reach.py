@@ -1,4 +1,4 @@
-"""Whether any broker takes connections: known in seconds, where the Kafka client goes on trying for minutes."""
+"""The check that a broker accepts connections. It takes seconds; the Kafka client alone would try for minutes."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ DEFAULT_PORT: Final = 9092
 
 
 def refuse_unreachable(bootstrap: str, timeout_s: float = CONNECT_S) -> None:
-    """Raises EnvironmentFailure unless one of the brokers (host:port, with commas between) takes a connection in time,
-    the time of asking for its address included."""
+    """Raises EnvironmentFailure unless one of the brokers (host:port, separated by commas) accepts a connection in
+    time, name resolution included."""
     servers = [server.strip() for server in bootstrap.split(",") if server.strip()]
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
     for server in servers:
         threading.Thread(target=lambda name=server: answers.put(_trouble(name, timeout_s)), daemon=True).start()
-    told = list[str]()
-    while len(told) < len(servers):
+    troubles = list[str]()
+    while len(troubles) < len(servers):
         try:
             trouble = answers.get(timeout=timeout_s + 0.5)
         except queue.Empty:
-            told.append("no answer in time")
+            troubles.append("no answer in time")
             break
         if not trouble:
             return
-        told.append(trouble)
+        troubles.append(trouble)
     raise EnvironmentFailure(
-        "cannot reach the brokers: none takes a connection",
-        hint="Correct kafka.common.bootstrap.servers; are the brokers up?",
-        reason="; ".join(dict.fromkeys(told)) or "no broker is named",
+        "cannot reach the brokers: none accepts a connection",
+        hint="Check kafka.common.bootstrap.servers, and that the brokers are running.",
+        reason="; ".join(dict.fromkeys(troubles)) or "no broker is named",
         bootstrap=bootstrap,
         code="DB-3080",
     )
 
 
 def _trouble(server: str, timeout_s: float) -> str:
-    """Why it takes no connection; empty if it does."""
+    """Why the server accepts no connection; empty if it does."""
     address = server.rpartition("://")[2]
     host, colon, port = address.rpartition(":") if not address.endswith("]") else (address, "", "")
     try:

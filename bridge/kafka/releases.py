@@ -1,7 +1,7 @@
-"""Releases of Kafka: which one the brokers speak, which the bridge supports, and which have a fault that it knows.
+"""Releases of Kafka: the brokers' release, the supported ones, and those with known faults.
 
-A broker names no release. It lists the newest version of each request that it speaks, and each minor release since 3.9
-brought a new version of some. Patch releases look alike.
+A broker names no release. It lists the newest supported version of each request, and each minor release since 3.9 has
+introduced a new version of some request. Patch releases look alike.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Release(NamedTuple):
 
     @staticmethod
     def of(version: str) -> Release:
-        """That of a version such as 4.3.1."""
+        """The release of a version such as 4.3.1."""
         major, minor, *_ = version.split(".")
         return Release(int(major), int(minor))
 
 
 SUPPORTED_MIN: Final = Release(3, 9)
-"""The oldest one that `make matrix` runs the tests on."""
+"""The oldest release on which `make matrix` runs the tests."""
 LOSES_MARKERS: Final = (Release(4, 3), Release(4, 4))
-"""The first and the last with KAFKA-20734: a transaction marker is dropped if its partition has no leader."""
+"""The first and the last release with KAFKA-20734: a transaction marker is dropped if its partition has no leader."""
 
-# A release, and the version of a request (by API key) that came with it, from the newest.
+# A release, and the version of a request (by API key) that it introduced; the newest first.
 _RELEASES: Final = (
     (Release(4, 4), 42, 3),
     (Release(4, 3), 35, 5),
@@ -60,8 +60,8 @@ _REDPANDA: Final = "redpanda."
 
 
 def api_versions(settings: Settings, *, timeout_s: float = 10.0) -> dict[int, int]:
-    """Newest version by API key that a broker speaks; empty if it cannot be found out. No client call tells it, so
-    this reads what librdkafka says about the connection it makes.
+    """The newest version by API key that a broker supports; empty if unknown. No client call returns it, so this parses
+    librdkafka's debug log of a connection.
     """
     lines: list[str] = []
     properties: dict[str, Any] = {**librdkafka(settings, "admin"), "debug": "feature"}
@@ -75,20 +75,20 @@ def api_versions(settings: Settings, *, timeout_s: float = 10.0) -> dict[int, in
 
 
 def release(versions: Mapping[int, int]) -> Release | None:
-    """The release whose protocol a broker speaks; None if it is older than all that are known here."""
+    """The release with the protocol of a broker; None if it is older than all releases of the table."""
     return next((name for name, key, version in _RELEASES if versions.get(key, -1) >= version), None)
 
 
-def spoken(found: Release) -> str:
-    """In words. The newest one that is known here may stand for a later one."""
-    return f"Kafka {found} or later" if found == _NEWEST else f"Kafka {found}"
+def spoken(release: Release) -> str:
+    """The release in words. The newest one of the table may stand for a later one."""
+    return f"Kafka {release} or later" if release == _NEWEST else f"Kafka {release}"
 
 
-def loses_markers(found: Release) -> bool:
-    """Whether KAFKA-20734 is in that release."""
-    return LOSES_MARKERS[0] <= found <= LOSES_MARKERS[1]
+def loses_markers(release: Release) -> bool:
+    """Whether the release has KAFKA-20734."""
+    return LOSES_MARKERS[0] <= release <= LOSES_MARKERS[1]
 
 
 def is_redpanda(cluster_id: str) -> bool:
-    """Redpanda says so in the cluster's id; by its protocol it is like an old Kafka."""
+    """Whether the cluster's id is one of Redpanda, whose protocol resembles that of an old Kafka."""
     return cluster_id.startswith(_REDPANDA)

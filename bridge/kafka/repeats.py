@@ -1,14 +1,14 @@
-"""Whether a producer may have sent a request more than once, so that a copy of it may arrive late (invariant I9).
+"""Detection of repeated requests of a producer, whose first copy may arrive as a late request (invariant I9).
 
-librdkafka repeats a request without a word when a connection breaks, or when no answer comes in time. The first copy
-may still be on its way. An end of a transaction that arrives in the next one of the same epoch ends that one half-way
-(Jepsen on Bufstream, 2024), and offsets that arrive there are committed with it. KIP-890 mends the first for clients
-that change their epoch with every end; librdkafka does not (its issue 5423). A new epoch fences every late copy, and
-`init_transactions` of another producer with the same transactional id gives one: librdkafka takes that call once.
+librdkafka silently repeats a request when a connection breaks, or when no answer comes in time. The first copy may
+still be in transit. A late end of a transaction ends the next transaction of the same epoch prematurely (Jepsen on
+Bufstream, 2024), and late offsets are committed with it. KIP-890 prevents the former for clients that change their
+epoch with every end; librdkafka does not (its issue 5423). A new epoch fences every late copy. `init_transactions` of
+another producer with the same transactional id gives a new epoch; librdkafka accepts that call once per producer.
 
-The client's log has the facts: `FAIL` for a connection, `REQTMOUT` for a request. The usual log leaves out repetitions
-of a FAIL for 30 s, and the error callback gets only some; the debug context `broker` gets all of them, before the
-request is repeated. It says little else. A slow answer is no fact.
+The client's log shows both causes: `FAIL` for a connection, `REQTMOUT` for a request. The normal log suppresses
+repetitions of a FAIL for 30 s, and the error callback gets only some; the debug context `broker` logs all of them,
+before the request is repeated, and little else. A slow answer alone proves nothing.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ FACTS: Final = frozenset({"FAIL", "REQTMOUT"})
 _UNCONNECTED: Final = tuple(
     f" in state {state}" for state in ("INIT", "DOWN", "TRY_CONNECT", "CONNECT", "SSL_HANDSHAKE", "APIVERSION_QUERY")
 )
-"""States of a connection that has carried no request yet: an outage is full of them."""
+"""States of a connection that has carried no request yet. They are frequent in an outage."""
 _LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
 """Python's levels by the client's `log_level`."""
 
 
 class Repeats:
-    """Watches one producer for it, as its logger, between the begin of a transaction and the answer to its end."""
+    """Watches one producer's log for repetitions, between the begin of a transaction and the answer to its end."""
 
     def __init__(self) -> None:
         self.are_possible = False
-        """Whether a request may have been sent more than once since `forget`, as far as `poll` has let it in."""
+        """Whether a request may have been sent more than once since `forget`, by the log lines that `poll` has
+        delivered."""
         self._level = logging.INFO
 
     def properties(self, user: Mapping[str, Any]) -> dict[str, Any]:
-        """The properties of the producer that is watched; `user` are the others of it."""
+        """The properties of the watched producer; `user` are its other properties."""
         wanted = str(user.get("debug", ""))
         level = str(user.get("log_level", 6))  # the client refuses a wrong one
         self._level = logging.DEBUG if wanted else _LEVELS[min(7, int(level) if level.isdigit() else 6)]
         return {"logger": self, "debug": f"{wanted},{CONTEXT}" if wanted else CONTEXT}
 
     def forget(self) -> None:
-        """A transaction begins."""
+        """Reset at the begin of a transaction."""
         self.are_possible = False
 
     def note(self) -> None:
-        """A call was repeated by its caller."""
+        """Note that the caller has repeated a call."""
         self.are_possible = True
 
     def log(self, level: int, text: str, kind: str, *more: str) -> None:
-        """A line of the client's log, out of `poll`."""
+        """Take a line of the client's log, during `poll`."""
         if kind in FACTS and not (kind == "FAIL" and any(state in more[-1] for state in _UNCONNECTED)):
             self.are_possible = True
         if level >= self._level:
@@ -63,8 +64,8 @@ class Repeats:
 
 
 class Epochs:
-    """Transactions under one id, one after the other: another producer takes over, with a new epoch, where a request of
-    the last one may arrive late. For one thread."""
+    """Consecutive transactions under one id. If a request of the last one may arrive late, another producer with a new
+    epoch takes over. For one thread."""
 
     def __init__(
         self, properties: Mapping[str, Any], call_s: float, make: Callable[[dict[str, Any]], Producer] = Producer
@@ -77,8 +78,8 @@ class Epochs:
         self._repeats = Repeats()
 
     def producer(self) -> Producer:
-        """The producer for the next transaction, initialised: what an earlier one left open is aborted. Raises
-        KafkaException."""
+        """The initialised producer for the next transaction; initialising aborts an open transaction of an earlier
+        producer. Raises KafkaException."""
         if self._producer is not None:
             self._producer.poll(0)
         if self._producer is None or self._repeats.are_possible:

@@ -145,7 +145,7 @@ def test_a_moment_without_a_leader_is_waited_out_and_no_more(
     def make() -> object:
         renewal = next(made)
         if renewal == "none":
-            raise EnvironmentFailure("a Kafka client cannot be made", hint="")
+            raise EnvironmentFailure("a Kafka client cannot be created", hint="")
         return admin if renewal == "well" else Electing()
 
     monkeypatch.setattr(bench.cluster, "_admin", Electing())

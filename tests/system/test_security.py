@@ -180,7 +180,7 @@ def test_replaced_credentials_are_taken_over_and_nothing_is_lost(
     new = certificate.read_bytes()
     certificate.write_bytes(old)
     wait_until(lambda: bridge.events("credentials-not-usable"), RENEWED_S_MAX, lambda: bridge.tail())
-    wait_until(lambda: "a Kafka client cannot be made" in bridge.http("/readyz")[1], RENEWED_S_MAX, "the reason")
+    wait_until(lambda: "a Kafka client cannot be created" in bridge.http("/readyz")[1], RENEWED_S_MAX, "the reason")
     assert bridge.metrics()["credentials_refused"] == 1
     secure.add_user(USER, NEW_PASSWORD)
     (bridge.config_file.parent / "password").write_text(NEW_PASSWORD)

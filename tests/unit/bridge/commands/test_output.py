@@ -75,7 +75,7 @@ def test_a_wrong_broker_is_one_line(words: list[str], capfd: pytest.CaptureFixtu
     """Status 3, and neither a minute of attempts nor the client's lines about them."""
     result = CliRunner().invoke(cli.app, [*words, "--bootstrap", "127.0.0.1:1"])
     assert result.exit_code == 3
-    assert result.stderr.startswith("delay-bridge: DB-3080 cannot reach the brokers: none takes a connection")
+    assert result.stderr.startswith("delay-bridge: DB-3080 cannot reach the brokers: none accepts a connection")
     assert result.stderr.count("\n") == 1 and "rdkafka" not in capfd.readouterr().err
 
 

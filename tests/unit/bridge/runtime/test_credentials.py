@@ -134,7 +134,7 @@ def test_a_key_and_its_certificate_may_be_replaced_seconds_apart(tmp_path: Path)
     for _ in range(3):
         assert credentials.look() == LOOK_S
         (alarm,) = credentials.alarms()
-        assert "a Kafka client cannot be made" in alarm and "key" in alarm
+        assert "a Kafka client cannot be created" in alarm and "key" in alarm
     new_certificate.replace(certificate)
     assert credentials.look() == STABLE_S
     assert credentials.look() == LOOK_S
