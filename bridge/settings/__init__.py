@@ -1,1 +1,1 @@
-"""What the operator wrote, and the client properties and time budgets that follow from it."""
+"""The operator's settings, and the client properties and time budgets derived from them."""

@@ -1,7 +1,7 @@
 """Properties of every Kafka client of the bridge: librdkafka's and the Java client's, from one configuration.
 
-The user's properties override the defaults here. The properties that the bridge's promises rest on override the user's,
-whose settings may not name them.
+The user's properties override the defaults here. Properties that the bridge's promises depend on override the user's;
+settings may not name them.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from bridge.settings.time_budgets import LINGER_MS, MESSAGE_MARGIN_MS, TRANSACTI
 
 Role = Literal["consumer", "reader", "producer", "admin"]
 
-HEADER_ALLOWANCE_BYTES: Final = 64 << 10  # what a dead letter may be larger than the record it is about
-PRODUCER_QUEUE_KIB: Final = 64 << 10  # bounds the memory of records on their way to the brokers
-RECORD_BYTES_MAX: Final = 64 << 20  # the client's own limit; the topics' limits decide
+HEADER_ALLOWANCE_BYTES: Final = 64 << 10  # the extra size of a dead letter over its record
+PRODUCER_QUEUE_KIB: Final = 64 << 10  # bounds the memory of records in transit to the brokers
+RECORD_BYTES_MAX: Final = 64 << 20  # the client's own limit; the limits of the topics are lower
 
 _COMMON: Final[Mapping[str, str]] = {
-    "socket.keepalive.enable": "true",  # idle for hours behind a load balancer, then due within milliseconds
-    # As in the Java client. By default up to 10 s pass before a broker that is back is noticed.
+    "socket.keepalive.enable": "true",  # after idle hours behind a load balancer, a message is due within milliseconds
+    # As in the Java client. By default a returning broker goes unnoticed for up to 10 s.
     "reconnect.backoff.max.ms": "1000",
 }
-# A node that hangs and keeps its connections gets no more questions after this; by default after a minute. (For
-# transactions the client takes what fits their time-out.)
+# A hanging node that keeps its connections gets no more requests after this; by default after a minute. (For
+# transactions the client derives the time-out from theirs.)
 _UNANSWERED: Final[Mapping[str, str]] = {"socket.timeout.ms": "10000"}
-# A connection to each node, tried again after the back-off. Where connections are made as questions need them, one for
-# a node that refuses them asks for the next attempt at once, for as long as it waits, which takes most of a core.
+# One connection to each node, with a back-off between attempts. With sparse connections, a waiting request for a node
+# that refuses connections repeats the attempt without a pause, which takes most of a core.
 _ADMIN: Final[Mapping[str, str]] = {**_UNANSWERED, "enable.sparse.connections": "false"}
 _CHECKED: Final[Mapping[str, str]] = {"check.crcs": "true"}
-"""A batch with a wrong checksum is told, in place of records that nobody has written (bridge/ingest/batches)."""
+"""A batch with a wrong checksum is reported as such, and not read as false records (bridge/ingest/batches)."""
 _CONSUMER: Final[Mapping[str, str]] = {
     **_CHECKED,
-    # Partitions that stay are not touched. Spreads several topics evenly.
+    # Leaves retained partitions alone, and spreads several topics evenly.
     "partition.assignment.strategy": "cooperative-sticky",
     "queued.max.messages.kbytes": "1024",  # this consumer never fetches
     "allow.auto.create.topics": "false",
@@ -46,35 +46,35 @@ _CONSUMER: Final[Mapping[str, str]] = {
 _READER: Final[Mapping[str, str]] = {
     **_CHECKED,
     "allow.auto.create.topics": "false",
-    # As a Java consumer's: what waits for its next fetch waits for no more than this.
+    # As in the Java client: the longest wait for the next fetch.
     "fetch.wait.max.ms": "500",
     "fetch.error.backoff.ms": "100",
 }
 _PRODUCER: Final[Mapping[str, str]] = {
-    "partitioner": "murmur2_random",  # as the Java client's: equal keys meet in the partition where others put them
-    # Records without a key choose a partition for so long. By default it goes by linger.ms.
+    "partitioner": "murmur2_random",  # as the Java client's: the same partition for the same key
+    # How long records without a key stay with a partition. By default it depends on linger.ms.
     "sticky.partitioning.linger.ms": "10",
     "batch.num.messages": "10000",
     "queue.buffering.max.kbytes": str(PRODUCER_QUEUE_KIB),
-    # The default of 100 ms is paid between the end of one transaction and the start of the next.
+    # The default of 100 ms would delay the start of each transaction after the end of the one before.
     "retry.backoff.ms": "1",
     "retry.backoff.max.ms": "250",
     "message.max.bytes": str(RECORD_BYTES_MAX),
-    # A missing target would hold up the commit of everything else for 30 s.
+    # A missing target would delay the commit of all other records for 30 s.
     "topic.metadata.propagation.max.ms": "2000",
     # A misspelt header must not create a topic.
     "allow.auto.create.topics": "false",
-    # Compression is left to the user: at usual rates a batch holds few records, and a topic may re-compress anyway.
+    # Compression is the user's choice: at usual rates a batch holds few records, and a topic may recompress them.
 }
 _JAVA: Final[Mapping[str, str]] = {
     **_CHECKED,
-    # By task, and there is one for each partition: this many records, and these bytes, are in memory at once. What is
-    # small as it was compressed may be large.
+    # The limits of a task, one for each partition: the records and bytes in memory at once. Small compressed records
+    # may be large.
     "max.poll.records": "500",
     "max.partition.fetch.bytes": str(256 << 10),
     "fetch.max.bytes": str(256 << 10),
-    "allow.auto.create.topics": "false",  # one that is deleted would be made anew
-    "fetch.max.wait.ms": "5000",  # an idle partition asks this rarely; a record does not wait for it
+    "allow.auto.create.topics": "false",  # a deleted topic would be created again
+    "fetch.max.wait.ms": "5000",  # the interval of requests for an idle partition; records do not wait for it
 }
 
 AUTHORITIES: Final = (
@@ -84,9 +84,9 @@ AUTHORITIES: Final = (
     "/etc/ssl/ca-bundle.pem",  # openSUSE
     "/etc/ssl/cert.pem",  # macOS, BSD
 )
-"""The system's file of certificate authorities, by system."""
+"""The files of certificate authorities of common systems."""
 _PROBE: Final = "probe"
-"""librdkafka's word for the system's authorities."""
+"""librdkafka's value for the system's authorities."""
 
 
 def librdkafka(settings: Settings, role: Role) -> dict[str, str | int | float | bool]:
@@ -103,10 +103,10 @@ def librdkafka(settings: Settings, role: Role) -> dict[str, str | int | float | 
 def java(settings: Settings) -> dict[str, str]:
     """Options of Spark's Kafka source, each with the prefix `kafka.`. Holds secrets: never print it.
 
-    Raises ConfigurationError for what the Java client cannot do.
+    Raises ConfigurationError for properties that the Java client does not support.
     """
     user = translate(with_authorities(settings.kafka.properties("common", "consumer")))
-    # Rolls and retries of an aborted transaction must not be seen; Spark's default is read_uncommitted.
+    # Rolls and retries of an aborted transaction must stay invisible; Spark's default is read_uncommitted.
     properties = {**_JAVA, **user, "isolation.level": "read_committed"}
     if "request.timeout.ms" in user and "fetch.max.wait.ms" not in user:  # an idle partition must not look dead
         longest_ms = min(int(_JAVA["fetch.max.wait.ms"]), int(user["request.timeout.ms"]) // 2)
@@ -115,13 +115,13 @@ def java(settings: Settings) -> dict[str, str]:
 
 
 def java_client(settings: Settings) -> dict[str, str]:
-    """The same without the prefix, for a client of Kafka's own."""
+    """The same without the prefix, for Kafka's own clients."""
     return {name.removeprefix("kafka."): value for name, value in java(settings).items()}
 
 
 def with_authorities(properties: Mapping[str, str]) -> dict[str, str]:
-    """`properties`, with the system's authorities where TLS is used and none are named: for both clients the same.
-    librdkafka would look for the system's file, and Java has a key store of its own, with others in it.
+    """`properties`, with the system's authorities for TLS without a named file, so that both clients use the same.
+    librdkafka would search for the system's file; Java has its own key store with other authorities.
 
     Raises ConfigurationError.
     """
@@ -134,7 +134,7 @@ def with_authorities(properties: Mapping[str, str]) -> dict[str, str]:
     if file is None:
         raise ConfigurationError(
             "ssl.ca.location is missing: this system has no file of authorities",
-            hint="Name the file of the authority that has signed the brokers' certificates.",
+            hint="Name the file of the authority that signed the brokers' certificates.",
             code="DB-2084",
         )
     return {**properties, "ssl.ca.location": file}
@@ -166,36 +166,36 @@ def _producer(settings: Settings) -> dict[str, str]:
     if "queue.buffering.max.ms" not in properties:
         properties.setdefault("linger.ms", str(LINGER_MS))
     properties.setdefault("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))
-    # When no broker answers, the client would forget them all and begin with the bootstrap servers; but offsets of
-    # transactions it goes on sending to the group's coordinator that it has forgotten, without end (seen in
-    # 2.16). A producer that is of no use is made anew here, which begins with the bootstrap servers as well.
+    # When no broker answers, the client would forget them all and begin with the bootstrap servers; but it would send
+    # the offsets of transactions to the forgotten coordinator forever (seen in 2.16). The bridge replaces an unusable
+    # producer anyway, and the new one begins with the bootstrap servers, too.
     properties.setdefault("metadata.recovery.strategy", "none")
     properties["transactional.id"] = settings.transactional_id
     if not {"message.timeout.ms", "delivery.timeout.ms"} & properties.keys():
-        # Below the transaction's time-out: a record that cannot be written must be known before that is over.
+        # Below the transaction's time-out: the failure of a record must be known before the transaction ends.
         limit = int(properties["transaction.timeout.ms"]) - MESSAGE_MARGIN_MS
         properties["message.timeout.ms"] = str(max(limit, 1_000))
     return properties
 
 
 QUIET: Final = ("-Xlog:disable", "-Xlog:all=warning:stderr")
-"""For a JVM whose standard output is an answer, of which its own warnings are no part."""
+"""Options of a JVM whose standard output is parsed: warnings go to standard error."""
 
 
 def java_program() -> str:
-    """JAVA_HOME's, or the first in the path."""
+    """The `java` of JAVA_HOME, or the first one in the path."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home, "bin", "java")) if home else "java"
 
 
 def system_properties(settings: Settings) -> list[str]:
-    """The `-D` options that every JVM needs which asks brokers: the user's have proxies, trust stores and logins."""
+    """The `-D` options for every JVM that connects to brokers: the user's proxies, trust stores and logins."""
     user = (plain(settings.spark.conf.get(f"spark.driver.{name}JavaOptions", "")) for name in ("default", "extra"))
     given = [option for options in user for option in shlex.split(options)]
     return [*allowed_urls(settings), *(option for option in given if option.startswith("-D"))]
 
 
 def allowed_urls(settings: Settings) -> list[str]:
-    """Kafka's Java client asks a token endpoint only if a property of the JVM names it (CVE-2025-27817)."""
+    """The option with the allowed token endpoint: Kafka's Java client uses no other one (CVE-2025-27817)."""
     url = java(settings).get("kafka.sasl.oauthbearer.token.endpoint.url")
     return [] if url is None else [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}"]

@@ -1,7 +1,7 @@
 """Translation of librdkafka's property names into the Java client's, for Spark's Kafka source.
 
-One configuration serves both clients. What the Java client cannot honour is refused, never dropped silently: a
-restriction that only one client honours is none.
+One configuration serves both clients. A property that the Java client cannot honour is refused and never silently
+dropped: a restriction that only one client honours is useless.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAME: Final = frozenset(
     metadata.recovery.strategy reconnect.backoff.max.ms reconnect.backoff.ms retry.backoff.max.ms retry.backoff.ms
     sasl.kerberos.min.time.before.relogin sasl.kerberos.service.name sasl.mechanism
     socket.connection.setup.timeout.ms
-    """.split()  # noqa: SIM905 - quoted one by one they read worse
+    """.split()  # noqa: SIM905 - a list of quoted strings is harder to read
 )
 RENAMED: Final[Mapping[str, str]] = {
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
@@ -33,7 +33,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "socket.send.buffer.bytes": "send.buffer.bytes",
     "socket.timeout.ms": "request.timeout.ms",
 }
-# Internals of librdkafka, and properties of group members and producers: without meaning for Spark's source.
+# Internals of librdkafka, and properties of group members and producers: meaningless for Spark's source.
 _WITHOUT_MEANING: Final = re.compile(
     r"""
     acks | api\.version\..* | broker\.(address|version)\..* | batch\..* | client\.(id|software\..*) | compression\..*
@@ -55,7 +55,7 @@ _HANDLED: Final = re.compile(
     r"|ssl\.endpoint\.identification\.algorithm|enable\.ssl\.certificate\.verification"
 )
 _PORT: Final = 9092
-"""Of a broker without one, for librdkafka."""
+"""librdkafka's default port of a broker."""
 _PBES2: Final = bytes.fromhex("06092a864886f70d01050d")  # the scheme's object identifier, 1.2.840.113549.1.5.13
 _OAUTH_HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 _OTHERWISE: Final[Mapping[str, tuple[str, str]]] = {
@@ -63,15 +63,15 @@ _OTHERWISE: Final[Mapping[str, tuple[str, str]]] = {
     "receive.buffer.bytes": ("0", "-1"),
     "send.buffer.bytes": ("0", "-1"),
 }
-"""Values that say "no limit" or "the system's" to librdkafka, and what says so to Java's client."""
+"""librdkafka's values for "no limit" and "the system's", with the equivalent of Java's client."""
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
 _SETUP_MAX_MS: Final = 30_000
-"""socket.connection.setup.timeout.max.ms of Java's client, which raises the time-out up to it with each attempt."""
+"""socket.connection.setup.timeout.max.ms of Java's client, up to which the time-out rises with each attempt."""
 _HINT: Final = "Remove it, or set it under kafka.producer if only the producer needs it"
 
 
 def translate(properties: Mapping[str, str]) -> dict[str, str]:
-    """Java consumer properties for librdkafka's. Raises ConfigurationError for what has no equivalent.
+    """Java consumer properties for librdkafka's. Raises ConfigurationError for a property without an equivalent.
 
     The result holds secrets in `sasl.jaas.config`, `ssl.key.password`, `ssl.keystore.*`.
     """
@@ -81,7 +81,7 @@ def translate(properties: Mapping[str, str]) -> dict[str, str]:
             translated[RENAMED.get(name, name)] = _read(name, RENAMED.get(name, name), value)
         elif not _HANDLED.fullmatch(name) and not _WITHOUT_MEANING.fullmatch(name):
             raise ConfigurationError(
-                f"{name} has no equivalent in the Java client, which Spark reads with", hint=_HINT, code="DB-2014"
+                f"{name} has no equivalent in the Java client, which Spark uses", hint=_HINT, code="DB-2014"
             )
     if int(setup := translated.get("socket.connection.setup.timeout.ms", "0")) > _SETUP_MAX_MS:
         translated["socket.connection.setup.timeout.max.ms"] = setup
@@ -89,28 +89,28 @@ def translate(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read(name: str, java_name: str, value: str) -> str:
-    """A value as the Java client takes it. Raises ConfigurationError where it would refuse it, or take it for another;
-    the value is not shown: it may be a secret under the wrong name."""
+    """A value in the Java client's notation. Raises ConfigurationError for a value that the Java client would refuse or
+    read as another one. The error hides the value, which may be a secret under the wrong name."""
     if java_name == "bootstrap.servers":
         return _servers(name, value)
     if java_name == "sasl.kerberos.min.time.before.relogin" and value == "0":
-        raise _refused(name, "is 0, which ends the renewal of tickets for one of the clients only", "Give a time.")
+        raise _refused(name, "is 0, which ends the renewal of tickets for only one of the clients", "Give a time.")
     before, after = _OTHERWISE.get(java_name, ("", ""))
     try:
         return after if after and value == before else PROPERTIES[java_name].read(value)
     except ValueError as error:
-        raise _refused(name, str(error), "Write it so that both clients read the same.") from None
+        raise _refused(name, str(error), "Use a notation that both clients read alike.") from None
 
 
 def _servers(name: str, value: str) -> str:
-    """Brokers with their ports, which librdkafka adds. Raises ConfigurationError."""
+    """Brokers with their ports, where librdkafka would add the default. Raises ConfigurationError."""
     servers = [server.strip() for server in value.split(",") if server.strip()]
     for server in servers:
         host, colon, port = server.rpartition(":") if not server.endswith("]") else (server, "", "")
         host = host if colon else server
         is_address = host.startswith("[") and host.endswith("]")
         if "://" in server or (":" in host and not is_address) or not host or (colon and not _is_port(port)):
-            hint = "Write host:port, with commas between several; the protocol is security.protocol."
+            hint = "Write host:port, separated by commas; the protocol belongs in security.protocol."
             raise _refused(name, "is not a list of brokers", hint)
     if not servers:
         raise _refused(name, "is not a list of brokers", "Write host:port.")
@@ -122,7 +122,7 @@ def _is_port(text: str) -> bool:
 
 
 def _refused(name: str, problem: str, hint: str) -> ConfigurationError:
-    return ConfigurationError(f"{name} {problem} (Spark reads with the Java client)", hint=hint, code="DB-2084")
+    return ConfigurationError(f"{name} {problem} (Spark uses the Java client)", hint=hint, code="DB-2084")
 
 
 # --- TLS -------------------------------------------------------------------------------------------------------------
@@ -185,24 +185,24 @@ def _keystore(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_unreadable(key: str) -> None:
-    """Java has no key factory for PBES2, which openssl encrypts with unless told otherwise."""
+    """Raises ConfigurationError for a key in PBES2, openssl's default, for which Java has no key factory."""
     body = "".join(line for line in key.splitlines() if "-----" not in line)
     try:
         is_pbes2 = _PBES2 in base64.b64decode(body, validate=True)
     except ValueError:
         raise ConfigurationError(
-            "ssl.key.*: not a PEM file", hint="Check its lines: they are damaged.", code="DB-2018"
+            "ssl.key.*: not a PEM file", hint="Check its lines for damage.", code="DB-2018"
         ) from None
     if is_pbes2:
         raise ConfigurationError(
-            "ssl.key.*: the Java client cannot decrypt a key that is encrypted with PBES2",
+            "ssl.key.*: the Java client cannot decrypt a key in PBES2",
             hint="Convert it: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in key.pem -out key.pkcs8.pem",
             code="DB-2020",
         )
 
 
 def _pem(properties: Mapping[str, str], name: str) -> str | None:
-    """The text of `<name>.pem` or of the file `<name>.location`; the Java client wants key and chain apart, as text."""
+    """The text of `<name>.pem` or of the file `<name>.location`. The Java client needs key and chain as two texts."""
     if (text := properties.get(f"{name}.pem")) is not None:
         return text
     if (location := properties.get(f"{name}.location")) is None:
@@ -267,7 +267,7 @@ def _oauth(properties: Mapping[str, str]) -> dict[str, str]:
         for pair in extensions.split(","):
             name, _, value = pair.partition("=")
             if not re.fullmatch("[A-Za-z]+", name.strip()) or not value:
-                raise _refused("sasl.oauthbearer.extensions", "is not a list of name=value", "Names are of letters.")
+                raise _refused("sasl.oauthbearer.extensions", "is not a list of name=value", "Use letters for names.")
             options[f"extension_{name.strip()}"] = value
     rendered = " ".join(f"{name}={_quoted(value)}" for name, value in options.items())
     return {
@@ -281,7 +281,7 @@ def _endpoint(properties: Mapping[str, str]) -> str:
     name = "sasl.oauthbearer.token.endpoint.url"
     url = _required(properties, name)
     if not re.fullmatch(r"https?://[^\s/]+\S*", url):
-        raise _refused(name, "is no address", "Write it as https://host/path.")
+        raise _refused(name, "is not an address", "Write it as https://host/path.")
     return url
 
 
@@ -299,5 +299,5 @@ def _required(properties: Mapping[str, str], name: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """A JAAS string: every character of a password stays inside its quotes."""
+    """A JAAS string, with every character of a password inside its quotes."""
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,7 +1,7 @@
-"""Properties of the Java client (kafka-clients 3.9), as it checks them: types, bounds, words; and librdkafka's names.
+"""Properties of the Java client (kafka-clients 3.9) with its own checks: types, bounds, words; and librdkafka's names.
 
-Spark's JVM reads them half a minute after delivery has begun. What it would refuse, or read as another value, is
-refused here, before anything is delivered.
+Spark's JVM reads them half a minute after delivery has begun. A value that it would refuse or misread is refused here,
+before the first delivery.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Final, Literal
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})", re.ASCII)
-"""A whole number as both clients read it: librdkafka's C takes 010 for 8, and 1e3 for 1."""
+"""A whole number that both clients read alike: librdkafka reads 010 as 8, and 1e3 as 1."""
 TRUE: Final = frozenset(("true", "t", "1"))
 FALSE: Final = frozenset(("false", "f", "0"))
-"""Words of librdkafka for a truth value; Java knows `true` and `false`."""
+"""librdkafka's words for a truth value; Java accepts only `true` and `false`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Property:
-    """What Java's client takes: `words` (in `any_case`), or whole numbers from `least` to `most`, or what its type
-    takes."""
+    """The values that Java's client accepts: `words` (in `any_case`), or whole numbers from `least` to `most`, or any
+    value of its type."""
 
     type: Literal["INT", "LONG", "BOOLEAN", "STRING", "LIST", "PASSWORD", "CLASS"] = "STRING"
     least: int = 0
@@ -32,7 +32,7 @@ class Property:
     any_case: bool = False
 
     def read(self, value: str) -> str:
-        """`value` as Java's client is to be given it. Raises ValueError, whose text does not hold the value."""
+        """`value` in the notation of Java's client. Raises ValueError, whose text hides the value."""
         if self.type in ("INT", "LONG"):
             if not WHOLE.fullmatch(value) or not self.least <= int(value) <= self.most:
                 raise ValueError(f"is not a whole number from {self.least} to {self.most}")
@@ -43,7 +43,7 @@ class Property:
         elif self.words:
             meant = [word for word in self.words if word.lower() == value.lower()]
             if not meant:
-                raise ValueError(f"is none of {', '.join(self.words)}")
+                raise ValueError(f"is not one of {', '.join(self.words)}")
             return meant[0]
         elif value != value.strip():
             raise ValueError("begins or ends with a blank, which the Java client cuts off")
@@ -103,7 +103,7 @@ PROPERTIES: Final[Mapping[str, Property]] = {
     "ssl.truststore.location": _TEXT,
     "ssl.truststore.type": _TEXT,
 }
-"""Those that Spark's source is given."""
+"""The properties for Spark's source."""
 
 _STORE: Final = "ssl.key.location and ssl.certificate.location, or ssl.keystore.location, a PKCS#12 file"
 _LOGIN: Final = "sasl.username and sasl.password, sasl.kerberos.* or sasl.oauthbearer.*"
@@ -133,7 +133,7 @@ IN_ITS_PLACE: Final[Mapping[str, str]] = {
     "ssl.truststore.password": "ssl.ca.location, a PEM file, which has no password",
     "ssl.truststore.type": "ssl.ca.location, a PEM file",
 }
-"""What librdkafka has in the place of a property that only Java's clients know."""
+"""librdkafka's equivalents of properties that only Java's clients have."""
 _ONLY_JAVA: Final = re.compile(
     r"""
     auto\.include\.jmx\.reporter | bootstrap\.controllers | exclude\.internal\.topics | interceptor\.classes
@@ -150,5 +150,5 @@ _ONLY_JAVA: Final = re.compile(
 
 
 def in_place_of(name: str) -> str | None:
-    """What librdkafka has in the place of a property of Java's, empty if nothing; None if it is none of Java's."""
+    """librdkafka's equivalent of a Java property, empty without one; None for a name that is no Java property."""
     return IN_ITS_PLACE.get(name, "" if _ONLY_JAVA.fullmatch(name) else None)

@@ -1,6 +1,6 @@
-"""Which librdkafka properties a user may set. The library itself is asked, so the answer fits its version.
+"""The librdkafka properties that users may set. The library itself checks them, so the answer fits its version.
 
-`OWNED` are the properties on which the bridge's promises rest: each with the reason why it cannot be overridden.
+`OWNED` are the properties that the bridge's promises depend on, each with the reason why users cannot set it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ OWNED: Final[Mapping[str, str]] = {
     "acks": "a delivered message must be on all in-sync replicas",
     "auto.commit.enable": _COMMIT,
     "auto.commit.interval.ms": _COMMIT,
-    "auto.offset.reset": "a lost position must stop the bridge; starting over would lose or repeat messages",
-    "check.crcs": "a record that was damaged on a broker's disk must not be delivered",
+    "auto.offset.reset": "a lost position must stop the bridge; a new beginning would lose or repeat messages",
+    "check.crcs": "a record damaged on a broker's disk must not be delivered",
     "delivery.report.only.error": "every accepted message is counted before a commit",
     "enable.auto.commit": _COMMIT,
     "enable.auto.offset.store": _COMMIT,
     "enable.gapless.guarantee": "the order of delivery is the dispatcher's",
-    "enable.idempotence": "without it a retry could double a message",
+    "enable.idempotence": "without it a retry could duplicate a message",
     "enable.partition.eof": "the bridge fetches nothing through this consumer",
     "group.id": "it is bridge.id",
-    "group.protocol": "it is classic: under another one a restart after a kill waits for the brokers' session time-out",
-    "group.instance.id": "it is made of bridge.id and bridge.instance",
+    "group.protocol": "it is classic: with another one, a restart after a kill waits for the session time-out",
+    "group.instance.id": "it is derived from bridge.id and bridge.instance",
     "group.remote.assignor": "the bridge follows the group's own assignor",
-    "isolation.level": "records of aborted transactions must not be seen",
+    "isolation.level": "records of aborted transactions must stay invisible",
     "request.required.acks": "a delivered message must be on all in-sync replicas",
     "session.timeout.ms": "it is delivery.session_timeout",
-    "transactional.id": "it is made of bridge.id and bridge.instance, and fences a second instance",
-    "default.topic.config": "topic properties stand beside the others",
+    "transactional.id": "it is derived from bridge.id and bridge.instance, and fences a second instance",
+    "default.topic.config": "topic properties belong beside the others",
     "plugin.library.paths": "a configuration must not load code",
 }
 
-# Names that people set, for suggestions and for the environment, where dots cannot be told from underscores.
-# Others work as well.
+# Common names, for suggestions and for the environment, where dots and underscores look alike. Others work as well.
 COMMON_NAMES: Final[tuple[str, ...]] = tuple(
     """
     allow.auto.create.topics api.version.request.timeout.ms batch.num.messages batch.size bootstrap.servers
@@ -62,7 +61,7 @@ COMMON_NAMES: Final[tuple[str, ...]] = tuple(
     ssl.key.password ssl.key.pem ssl.keystore.location ssl.keystore.password ssl.sigalgs.list
     statistics.interval.ms topic.metadata.propagation.max.ms topic.metadata.refresh.interval.ms
     transaction.timeout.ms
-    """.split()  # noqa: SIM905 - a hundred quoted strings read worse
+    """.split()  # noqa: SIM905 - a list of a hundred quoted strings is harder to read
 )
 
 _PROBE: Final = "delay.bridge.probe"
@@ -75,15 +74,15 @@ _UNKNOWN: Final = re.compile(r'No such configuration property: "([^"]*)"')
 
 
 def nearest(name: str, known: tuple[str, ...] | list[str]) -> str | None:
-    """The known name that `name` was probably meant to be."""
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The known name that was probably meant by `name`."""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
 def problems(properties: Mapping[str, str], path: str) -> list[str]:
-    """What is wrong with one map of user properties, a sentence each; `path` is its place, such as `kafka.common`.
+    """The problems of one map of user properties, a sentence each; `path` is its place, such as `kafka.common`.
 
-    Values are never repeated: any of them may be a secret that ended up under the wrong name.
+    Values are never shown: any of them may be a secret under the wrong name.
     """
     found = [f"{path}.{name} cannot be set: {OWNED[name]}" for name in properties if name in OWNED]
     allowed = {name: value for name, value in properties.items() if name not in OWNED}
@@ -93,29 +92,29 @@ def problems(properties: Mapping[str, str], path: str) -> list[str]:
 def _problem(name: str, value: str, path: str) -> str | None:
     if name.endswith("_cb") or name in ("logger", "on_delivery"):
         return f"{path}.{name} cannot be set: it is not a value"
-    if instead := in_place_of(name):  # some of them librdkafka knows, to refuse them
+    if instead := in_place_of(name):  # librdkafka knows some of these names only to refuse them
         return f"{path}.{name} is a name of Java's clients; here it is {instead}"
     refusal = _refusal(name, value)
     if refusal is None:
-        # As C reads it, 010 is 8 and 1e3 is 1. A property that takes any text is none of numbers.
+        # C reads 010 as 8 and 1e3 as 1. A property that accepts any text is not a number.
         whole = _DECIMAL if name in _DECIMALS else WHOLE
         odd = _LIKE_A_NUMBER.match(value) and not whole.fullmatch(value) and _refusal(name, _PROBE) is not None
         return f"{path}.{name} is not a whole number in decimal digits" if odd else None
     if _UNKNOWN.search(refusal):
         if in_place_of(name) is not None:
-            return f"{path}.{name} is of Java's clients only; remove it"
+            return f"{path}.{name} exists only in Java's clients; remove it"
         suggestion = nearest(name, COMMON_NAMES)
         return f"{path}.{name} is not a known key" + (f"; did you mean {path}.{suggestion}?" if suggestion else "")
     if value.lower() in _TRUTH_OF_YAML:
-        return f"{path}.{name} is true or false to the Kafka client, if it is a truth value"
+        return f"{path}.{name} must be true or false for the Kafka client, if it is a truth value"
     allowed = _RANGE.search(refusal)
     return f"{path}.{name} has a value that the Kafka client refuses" + (f"; allowed: {allowed[1]}" if allowed else "")
 
 
 def _refusal(name: str, value: str) -> str | None:
-    """librdkafka's words on one property, or None if it takes it.
+    """librdkafka's error for one property, or None if it accepts the property.
 
-    The unknown name set last makes construction fail in any case, hence before a thread or a connection is made.
+    An unknown name, set last, makes the construction fail in any case, before it creates a thread or a connection.
     """
     try:
         Producer({name: value, _PROBE: ""})

@@ -1,12 +1,12 @@
 """Reads the settings: defaults, then the YAML file, then the environment.
 
-`DELAY_BRIDGE__A__B=value` sets the key `a.b`. Names of settings are matched without regard to case. Below that:
+`DELAY_BRIDGE__A__B=value` sets the key `a.b`. The case of setting names does not matter. Names below the settings:
 
 - a client property (`kafka.*`) may be written with dots, `_` or `__`, as in
   `DELAY_BRIDGE__KAFKA__COMMON__BOOTSTRAP_SERVERS`; a trailing `_FILE` keeps its meaning: `..._SASL_PASSWORD_FILE`;
-- a Spark property is taken as written if it has a dot (`..._CONF__spark.sql.shuffle.partitions`), else as above;
-- a delay topic is one that the file names, in any case and with `_` for `.` and `-`, else a new one, just as written;
-- a variable that may mean two keys, that is empty, or whose value is in quotes, is refused;
+- a Spark property with a dot stays as written (`..._CONF__spark.sql.shuffle.partitions`), else the same rule applies;
+- a delay topic is one of the file, in any case and with `_` for `.` and `-`, or else a new one, exactly as written;
+- a variable is refused if it may mean two keys, if it is empty, or if its value is in quotes;
 - a section, map or list may be given whole, as YAML or JSON: `DELAY_BRIDGE__DELAY_TOPICS='{my.delay: {target: my}}'`.
 """
 
@@ -29,16 +29,16 @@ from bridge.settings.yaml_text import NotYamlError, read
 PREFIX: Final = "DELAY_BRIDGE__"
 _FILE_SUFFIX: Final = "_file"
 _PROPERTY_MAPS: Final = (("kafka", "common"), ("kafka", "consumer"), ("kafka", "producer"), ("spark", "conf"))
-_EXPLAINED: Final = "See config/bridge.yaml, which explains every key."
+_EXPLAINED: Final = "config/bridge.yaml explains every key."
 
 Tree = dict[str, Any]
 Path_ = tuple[str, ...]
 
 
 def load(path: Path | None, env: Mapping[str, str]) -> Settings:
-    """The settings from a YAML file (none: defaults only) and the environment, which wins.
+    """The settings from a YAML file (None: defaults only), overridden by the environment.
 
-    Raises ConfigurationError in one line for anything that is not understood.
+    Raises ConfigurationError, in one line.
     """
     places: Places = {}
     tree = read_yaml(path, places) if path is not None else {}
@@ -54,8 +54,8 @@ def load(path: Path | None, env: Mapping[str, str]) -> Settings:
 
 
 def read_yaml(path: Path, places: Places) -> Tree:
-    """A YAML file as a tree, whose texts are as they are written; an empty file is an empty tree. Notes in `places`
-    where each key stands. Raises ConfigurationError."""
+    """A YAML file as a tree of unchanged texts; an empty file is an empty tree. Notes the place of each key in
+    `places`. Raises ConfigurationError."""
     try:
         tree, lines = read(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -79,8 +79,8 @@ def read_yaml(path: Path, places: Places) -> Tree:
 
 
 def _variables(tree: Tree, env: Mapping[str, str]) -> list[tuple[Path_, Any, str]]:
-    """The keys that the environment sets, whole sections first, their values and variables; `tree` is the file's, whose
-    delay topics and properties are matched. Raises ConfigurationError."""
+    """The keys from the environment, whole sections first, with their values and variables. `tree` is the file's; its
+    delay topics and properties resolve names. Raises ConfigurationError."""
     found: dict[Path_, tuple[Any, str]] = {}
     for name in sorted(env):
         if not name.startswith(PREFIX):
@@ -95,13 +95,13 @@ def _variables(tree: Tree, env: Mapping[str, str]) -> list[tuple[Path_, Any, str
 
 
 def _meant(name: str, text: str) -> str:
-    """A variable's text. Raises ConfigurationError where it is none, or in quotes that were the shell's."""
+    """A variable's text. Raises ConfigurationError if it is empty, or in quotes that were meant for a shell."""
     if not text.strip():
-        hint = "Give it a value, or unset it: then the file's value holds, or the default."
-        raise ConfigurationError(f"environment variable {name} is set, and empty", hint=hint, code="DB-2080")
+        hint = "Give it a value, or unset it; then the file's value or the default applies."
+        raise ConfigurationError(f"environment variable {name} is set but empty", hint=hint, code="DB-2080")
     stripped = text.strip()
     if len(stripped) > 1 and stripped[0] == stripped[-1] and stripped[0] in "\"'":
-        hint = "Remove them: a shell would, an env file does not. If they are meant, put the value into a file."
+        hint = "Remove them: a shell does, an env file does not. If they belong to the value, put it into a file."
         raise ConfigurationError(f"environment variable {name} is in quotes", hint=hint, code="DB-2081")
     return text
 
@@ -135,7 +135,7 @@ def _topic(variable: str, segment: str, tree: Tree) -> str:
 
 
 def _named(variable: str, text: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that is meant, if one is. Raises ConfigurationError where several may be."""
+    """The one of `names` that `text` means, or None. Raises ConfigurationError if it may mean several."""
     names = list(names)
     if text in names:
         return text
@@ -143,7 +143,7 @@ def _named(variable: str, text: str, names: Iterable[str]) -> str | None:
     if len(meant) > 1:
         raise ConfigurationError(
             f"environment variable {variable} may mean {' or '.join(sorted(meant))}",
-            hint="Write the name in it as the file has it, or set the key in the file.",
+            hint="Write the name exactly as in the file, or set the key in the file.",
             code="DB-2082",
         )
     return meant[0] if meant else None
@@ -154,7 +154,7 @@ def _folded(name: str) -> str:
 
 
 def _property(variable: str, segments: list[str], path: list[str], tree: Tree) -> str:
-    """The name of a client property or of one of Spark's: as the file has it, as the client calls it, or with dots."""
+    """The name of a client or Spark property: the file's spelling, the client's name, or the segments with dots."""
     is_spark = path[0] == "spark"
     joined = "__".join(segments)
     section = tree.get(path[0])
@@ -172,12 +172,12 @@ def _property(variable: str, segments: list[str], path: list[str], tree: Tree) -
 
 
 def _value(name: str, text: str, shape: object) -> Any:
-    """A variable's text as the value for `shape`: lists, maps and sections are YAML, everything else is text."""
+    """A variable's text as a value of `shape`: lists, maps and sections are YAML, all others are text."""
     is_list = get_origin(shape) is list
     if is_list and not text.lstrip().startswith("["):
         if "," in text:
-            hint = """Write it as ["a", "b"], also if it is one with a comma."""
-            raise ConfigurationError(f"environment variable {name} is no list", hint=hint, code="DB-2006")
+            hint = """Write it as ["a", "b"], even a single value that contains a comma."""
+            raise ConfigurationError(f"environment variable {name} is not a list", hint=hint, code="DB-2006")
         return [text]
     if not is_list and get_origin(shape) is not dict and fields(shape) is None:
         return text
@@ -189,7 +189,7 @@ def _value(name: str, text: str, shape: object) -> Any:
 
 
 def _put(tree: Tree, path: Path_, value: Any) -> None:
-    """Set one key; a mapping is merged into what is there."""
+    """Set one key; a mapping is merged into an existing one."""
     for depth, part in enumerate(path[:-1]):
         tree = _as_tree(tree, part, path[: depth + 1])
     if isinstance(value, dict):
@@ -220,7 +220,7 @@ def _refuse_unknown(tree: Tree, shape: object, path: list[str]) -> None:
         inner = known[key] if known is not None else get_args(shape)[1]
         if fields(inner) is None and get_origin(inner) is not dict:
             continue
-        if value is None:  # `delay:` with nothing below it
+        if value is None:  # `delay:` without keys below it
             tree[key] = value = {}
         if not isinstance(value, dict):
             raise ConfigurationError(
@@ -239,7 +239,7 @@ def _unknown(path: list[str], key: str, siblings: list[str], origin: str) -> Con
     elif (other := nearest(key, list(everywhere))) is not None:
         hint = f"Did you mean {everywhere[other]}?"
     else:
-        hint = f"Known here: {', '.join(siblings)}"
+        hint = f"Known keys here: {', '.join(siblings)}"
     return ConfigurationError(f"unknown key {full} in {origin}", hint=hint, code="DB-2005")
 
 
@@ -256,7 +256,7 @@ def _leaves(shape: object, path: str) -> Iterator[str]:
 
 
 def _resolve(value: Any, path: Path_, env: Mapping[str, str], from_files: dict[Path_, str]) -> Any:
-    """`value` with all references replaced; what is secret is noted in `from_files`, or wrapped inside client maps."""
+    """`value` with all references resolved; secrets are noted in `from_files`, or wrapped inside client maps."""
     if isinstance(value, dict) and path in _PROPERTY_MAPS:
         return dict(_resolve_property(path, str(key), raw, value, env) for key, raw in value.items())
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Every setting of the bridge, once: name, default, unit and limits. `config/bridge.yaml` says why each default is so.
+"""All settings of the bridge: name, default, unit and limits. `config/bridge.yaml` has the reasons for the defaults.
 
 Durations are written `20ms`, `60s`, `1h30m`, `3650d`, and are ints of milliseconds in memory; sizes are written
-`128MiB`, and are ints of bytes. `load` reads YAML and the environment; `Settings.of` takes a tree of plain values. All
-settings are frozen, and printing them shows no secret.
+`128MiB`, and are ints of bytes. `load` reads YAML and the environment; `Settings.of` accepts a tree of plain values.
+All settings are frozen, and their printed form hides secrets.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ DEAD_LETTER_SUFFIX: Final = ".dlt"
 TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 LEVELS_CHARS_MAX: Final = 1_040
-"""Levels are part of what Kafka keeps with each partition's committed offset, in ms with commas between them. Its 4,095
-characters must hold them twice (those before a change stay for as long as records that they were for), all else that is
-there, and some steps of the clock."""
+"""Length of the levels, in ms and separated by commas. They are part of the committed metadata of each partition, whose
+4,095 characters must hold them twice (old levels stay as long as their records), beside all other parts and some clock
+steps."""
 LEVEL_MS_MAX: Final = parse_duration_ms("36500d")
 
 
@@ -69,7 +69,7 @@ def _pattern(value: str) -> str:
 
 
 def _property_text(value: object) -> object:
-    """Client properties are strings; YAML reads `true` and `5` as something else."""
+    """A client property as a string; YAML would read `true` and `5` as other types."""
     if value is None:
         raise ValueError("is empty; give it a value or remove it")
     if isinstance(value, bool):
@@ -78,7 +78,7 @@ def _property_text(value: object) -> object:
 
 
 def _wrapped(properties: dict[str, str | SecretStr]) -> dict[str, str | SecretStr]:
-    """What looks like a secret is kept as one, so that not even the map itself prints it."""
+    """The properties with wrapped secrets, so that even the printed map hides them."""
     return {k: SecretStr(v) if isinstance(v, str) and is_secret_key(k) else v for k, v in properties.items()}
 
 
@@ -102,7 +102,7 @@ class Section(BaseModel):
 
 
 class Bridge(Section):
-    """Who this bridge is."""
+    """The identity of this bridge."""
 
     id: Name = "delay-bridge"
     instance: Name = Field(default="auto", validate_default=True, max_length=200)
@@ -115,7 +115,7 @@ class Bridge(Section):
 
 
 class Kafka(Section):
-    """Client properties by librdkafka's names: for all clients, and on top for those that consume or produce."""
+    """Client properties by librdkafka's names: for all clients, and additional ones for consumers and producers."""
 
     common: Properties = Field(default_factory=dict, validate_default=True)
     consumer: Properties = Field(default_factory=dict)
@@ -135,16 +135,16 @@ class Kafka(Section):
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where the cluster is; goes into every message about it."""
+        """The addresses of the cluster, for its clients and for error messages."""
         return plain(self.common["bootstrap.servers"])
 
     def properties(self, *parts: Part) -> dict[str, str]:
-        """Of these parts together, the last one wins. Holds secrets: never print it."""
+        """The properties of these parts; a later part overrides an earlier one. Holds secrets: never print it."""
         return {name: plain(value) for part in parts for name, value in getattr(self, part).items()}
 
 
 class DelayTopic(Section):
-    """One delay topic: where its records go, and how it is made if it is missing."""
+    """One delay topic: the destination of its records, and its configuration if the bridge creates it."""
 
     target: Name | None = None
     dead_letter: Name | None = None
@@ -156,14 +156,14 @@ class DelayTopic(Section):
 
 
 class Targets(Section):
-    """Real topics that headers may name; regular expressions for whole names."""
+    """The targets that headers may name; regular expressions for whole names."""
 
     allow: list[Pattern] = [".*"]
     deny: list[Pattern] = []
 
 
 class Delay(Section):
-    """What delays are accepted."""
+    """The accepted delays."""
 
     max: Annotated[int, duration("1s", "36500d")] = parse_duration_ms("3650d")
     levels: str = DEFAULT_LEVELS
@@ -173,18 +173,16 @@ class Delay(Section):
     def _durations(cls, value: str) -> str:
         levels_ms = [parse_duration_ms(level) for level in value.split()]
         if not levels_ms or max(levels_ms) > LEVEL_MS_MAX:
-            raise ValueError("write one or more durations of at most 36500d, with blanks between them")
+            raise ValueError("write one or more durations of at most 36500d, separated by blanks")
         ends = [*accumulate(len(f"{level_ms},") for level_ms in levels_ms)]
         fitting = bisect_right(ends, LEVELS_CHARS_MAX)
         if fitting < len(levels_ms):
-            raise ValueError(
-                f"{len(levels_ms)} levels are more than fit beside a committed offset; the first {fitting} do"
-            )
+            raise ValueError(f"{len(levels_ms)} levels do not fit beside a committed offset; the first {fitting} do")
         return value
 
 
 class Limits(Section):
-    """How large a record of a producer may be."""
+    """The largest record of a producer."""
 
     headers: int = Field(default=100, ge=1, le=100_000)
     header_bytes: Annotated[int, size("1KiB", "64MiB")] = parse_bytes("64KiB")
@@ -193,13 +191,13 @@ class Limits(Section):
 
 
 class Roll(Section):
-    """How long a record of the delay topic waits before it is written again."""
+    """The longest wait of a record in the delay topic before it is written again."""
 
     window: Annotated[int, duration("1s", "3650d", auto=True)] = AUTO
 
 
 class Retry(Section):
-    """What is done about a target that fails for now."""
+    """The handling of a target that fails temporarily."""
 
     attempts: int = Field(default=16, ge=1, le=10_000)
     backoff: Annotated[int, duration("1ms", "1h")] = parse_duration_ms("1s")
@@ -213,7 +211,7 @@ class Retry(Section):
 
 
 class Delivery(Section):
-    """How the dispatcher writes."""
+    """The dispatcher's transactions."""
 
     mode: Annotated[Literal["exactly-once", "at-least-once"], ANY_CASE] = "exactly-once"
     commit_interval: Annotated[int, duration("1ms", "5s")] = 40
@@ -224,13 +222,13 @@ class Delivery(Section):
 
 
 class Start(Section):
-    """What delivery waits for after a start."""
+    """The conditions for delivery after a start."""
 
     read_commands: Annotated[int, duration("0s", "1h")] = parse_duration_ms("30s")
 
 
 class Overdue(Section):
-    """What is done about messages that have waited for the bridge."""
+    """The handling of messages that became due while the bridge was down."""
 
     policy: Annotated[Literal["deliver", "dead-letter"], ANY_CASE] = "deliver"
     older_than: Annotated[int, duration("1s", "36500d")] = parse_duration_ms("1d")
@@ -246,7 +244,7 @@ class Store(Section):
 
 
 class ReadyRows(Section):
-    """What is kept in memory, ready to be delivered."""
+    """The rows in memory that are ready for delivery."""
 
     horizon: Annotated[int, duration("100ms", "1d")] = parse_duration_ms("60s")
     bytes: Annotated[int, size("64KiB", "64GiB")] = parse_bytes("256MiB")
@@ -274,12 +272,12 @@ class Spark(Section):
     @model_validator(mode="after")
     def _reached_by_executors(self) -> Self:
         if self.executor_host is None and not self.master.startswith("local"):
-            raise ValueError("spark.executor_host: is missing; executors of a cluster send there what they have read")
+            raise ValueError("spark.executor_host: is missing; the executors of a cluster send their rows there")
         return self
 
 
 class Http(Section):
-    """The management port (/livez, /readyz, /metrics), and the API on a port of its own."""
+    """The management port (/livez, /readyz, /metrics), and the API on a separate port."""
 
     host: str = Field(default="0.0.0.0", min_length=1)  # probes and Prometheus come from outside
     port: int = Field(default=8080, ge=0, le=65_535)
@@ -298,16 +296,16 @@ class Http(Section):
     def _in_pairs(self) -> Self:
         for one, other in (("certificate_file", "key_file"), ("user", "password_file")):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
-                raise ValueError(f"http.{one} and http.{other} go together; set both or none")
+                raise ValueError(f"http.{one} and http.{other} belong together; set both or neither")
         if self.api == "write" and self.user is None and self.token_file is None:
             raise ValueError("http.api is write without a password; set http.user and password_file, or token_file")
         if self.api != "off" and self.port and self.port == self.api_port:
-            raise ValueError("http.api_port is http.port; choose another, or set http.api to off")
+            raise ValueError("http.api_port equals http.port; choose another one, or set http.api to off")
         return self
 
 
 class Tracing(Section):
-    """Delivery spans of messages that carry a trace."""
+    """Delivery spans for messages with a trace."""
 
     endpoint: str | None = Field(default=None, pattern="^https?://.+")
     ratio: float = Field(default=1.0, gt=0, le=1)
@@ -315,7 +313,7 @@ class Tracing(Section):
 
 
 class Logs(Section):
-    """How the bridge logs."""
+    """The format and level of the log."""
 
     format: Annotated[Literal["auto", "json", "console"], ANY_CASE] = "auto"
     level: Annotated[Literal["debug", "info", "warning", "error"], ANY_CASE] = "info"
@@ -352,8 +350,8 @@ class Settings(Section):
         from_files: Mapping[tuple[str, ...], str] | None = None,
         places: Mapping[tuple[str, ...], str] | None = None,
     ) -> Settings:
-        """Settings from plain values; `from_files` are the values to be masked wherever they stand, `places` says where
-        keys are set. Raises ConfigurationError with every problem in one line."""
+        """Settings from plain values. Values of `from_files` are masked everywhere; `places` are the places of keys.
+        Raises ConfigurationError with all problems in one line."""
         redact = Redactor((from_files or {}).values())
         try:
             settings = cls.model_validate(tree)
@@ -376,7 +374,7 @@ class Settings(Section):
         for name, topic in named.items():
             if topic.dead_letter in named:
                 raise ValueError(
-                    f"{name}: dead_letter {topic.dead_letter} is a delay topic; its records would be read again"
+                    f"{name}: dead_letter {topic.dead_letter} is a delay topic; the bridge would read its records again"
                 )
             if OTHERS_OWN.fullmatch(topic.dead_letter or ""):
                 raise ValueError(f"{name}: dead_letter {topic.dead_letter} is an internal topic of another system")
@@ -396,28 +394,28 @@ class Settings(Section):
             if topic.target is not None and self._is_reserved(topic.target):
                 raise ValueError(
                     f"delay_topics.{name}.target: {topic.target} looks like an internal topic of another system; if it "
-                    "is not, add it to targets.allow, by its whole name"
+                    "is not, add its full name to targets.allow"
                 )
         return self
 
     @property
     def group_id(self) -> str:
-        """The consumer group, under whose name Kafka keeps what is finished."""
+        """The consumer group, in which Kafka keeps the committed states."""
         return self.bridge.id
 
     @property
     def group_instance_id(self) -> str:
-        """Static membership: a second process of this name takes the place of the first."""
+        """The name of the static membership: a second process with this name replaces the first."""
         return f"{self.bridge.id}-{self.bridge.instance}"
 
     @property
     def transactional_id(self) -> str:
-        """Stable per instance, so that a successor fences the transactions of its predecessor."""
+        """The same for every process of an instance, so that a successor fences its predecessor's transactions."""
         return f"{self.bridge.id}-{self.bridge.instance}"
 
     @property
     def budgets(self) -> TimeBudgets:
-        """What delivery has time for. Raises ConfigurationError where these settings do not go together."""
+        """The time-outs of delivery. Raises ConfigurationError if the settings contradict each other."""
         consumer = self.kafka.properties("common", "consumer")
         return TimeBudgets.of(
             self.kafka.properties("common", "producer") if self.delivery.mode == "exactly-once" else {},
@@ -431,12 +429,12 @@ class Settings(Section):
         return tuple(parse_duration_ms(level) for level in self.delay.levels.split())
 
     def dead_letter_topic(self, delay_topic: str) -> str:
-        """Where the rejects of a delay topic go. Raises KeyError for another topic."""
+        """The topic for the dead letters of a delay topic. Raises KeyError for another topic."""
         return self.delay_topics[delay_topic].dead_letter or delay_topic + DEAD_LETTER_SUFFIX
 
     def target_permitted(self, topic: str) -> bool:
-        """Whether records may be delivered to `topic`: allowed, not denied, neither internal nor a delay topic. What
-        looks like another system's own is allowed by its whole name only."""
+        """Whether records may be delivered to `topic`: allowed, not denied, neither internal nor a delay topic. A topic
+        that looks like another system's internal one must be allowed by its full name."""
         if topic.startswith("__") or topic in self.delay_topics or self._is_reserved(topic):
             return False
         allow, deny = self._patterns
@@ -451,13 +449,13 @@ class Settings(Section):
         return [re.compile(p) for p in self.targets.allow], [re.compile(p) for p in self.targets.deny]
 
     def secrets(self) -> frozenset[str]:
-        """Every secret value, for a `Redactor`."""
+        """All secret values, for a `Redactor`."""
         maps = (self.kafka.common, self.kafka.consumer, self.kafka.producer, self.spark.conf)
         named = {v.get_secret_value() for m in maps for v in m.values() if isinstance(v, SecretStr)}
         return frozenset(named | set(self._from_files.values()) | parts_of(self.model_dump(mode="json")))
 
     def masked(self) -> dict[str, Any]:
-        """The effective configuration as plain values, written as in YAML, without secrets."""
+        """The effective configuration as plain values in YAML's notation, without secrets."""
         tree: dict[str, Any] = mask(self.model_dump(mode="json"))
         for path in self._from_files:
             _set(tree, path, MASK)
@@ -470,7 +468,7 @@ class Settings(Section):
 
 
 def plain(value: str | SecretStr) -> str:
-    """The value itself, for the client that needs it; never for printing."""
+    """The unwrapped value for a client; never print it."""
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 

@@ -1,4 +1,4 @@
-"""What settings must not name: topics of other systems, and properties of Spark that the bridge sets itself."""
+"""Names that settings must not use: topics of other systems, and Spark properties that the bridge sets itself."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ OTHERS_OWN: Final = re.compile(
     r"|(mm2-.*|.*\.checkpoints)\.internal",
     re.ASCII | re.IGNORECASE,
 )
-"""Topics in which the brokers, Schema Registry, Connect, Streams and MirrorMaker keep what they know: one foreign
-record can ruin it."""
+"""Topics with the state of the brokers, Schema Registry, Connect, Streams and MirrorMaker: one foreign record can ruin
+it."""
 
 SPARK_OWNED: Final[Mapping[str, str]] = {
     "spark.master": "it is spark.master, one level up",
     "spark.driver.memory": "it is spark.driver_memory",
     "spark.dynamicAllocation.enabled": "the query needs its executors before it has tasks for them",
-    "spark.jars": "it is the connector's; further jars go into spark.driver.extraClassPath",
-    "spark.sql.streaming.checkpointFileManagerClass": "Spark's own log is written as cheaply as can be",
-    "spark.hadoop.fs.file.impl": "Spark's own log is written as cheaply as can be",
+    "spark.jars": "it is the connector; further jars belong in spark.driver.extraClassPath",
+    "spark.sql.streaming.checkpointFileManagerClass": "the bridge writes Spark's own log as cheaply as possible",
+    "spark.hadoop.fs.file.impl": "the bridge writes Spark's own log as cheaply as possible",
     "spark.sql.session.timeZone": "due times are decoded in UTC",
     "spark.sql.ansi.enabled": "decoding is written for ANSI mode",
-    "spark.sql.parser.escapedStringLiterals": "decoding is written for escaped ones",
-    "spark.sql.variable.substitute": "what decoding compares with is taken as it is",
+    "spark.sql.parser.escapedStringLiterals": "decoding is written for escaped literals",
+    "spark.sql.variable.substitute": "decoding needs its literals unchanged",
 }
-"""Spark properties that have a key of their own here, or on which decoding relies; and why they cannot be set."""
+"""Spark properties with their own key here, and those that decoding relies on; each with the reason for the refusal."""

@@ -1,11 +1,11 @@
-"""Where secrets come from, and how they are kept out of everything that is printed.
+"""Secrets: their sources, and their removal from all printed text.
 
 Any string of the configuration may contain `${file:/path}` (the file's text, without its last line break) or
 `${env:NAME}`; `$${` stands for a literal `${`. In client maps `name_file: /path` is short for `name: ${file:/path}`.
 
-A value is secret when its key looks like one, or when it came from a file; so is a part of a value: the user and the
-password of a URL, and what follows such a key and `=` (`?api_key=...`, `-Dx.password=...`). Secret values are never in
-a dump of the settings, and `Redactor` takes them out of any text in which another library has put them.
+A value is secret if its key looks like a secret's, or if it comes from a file. Parts of values are secret, too: the
+user and the password of a URL, and the text after such a key and `=` (`?api_key=...`, `-Dx.password=...`). A dump of
+the settings hides secret values, and `Redactor` removes them from any text of another library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from bridge.errors import ConfigurationError
 
 MASK: Final = "********"
-SECRET_FILE_BYTES_MAX: Final = 1 << 20  # a path to something huge is a mistake, not a password
+SECRET_FILE_BYTES_MAX: Final = 1 << 20  # a larger file is a mistake, not a password
 
 _SECRET_KEY: Final = re.compile(r"password|secret|key|token|jaas", re.IGNORECASE)
 _USER: Final = re.compile(r"(?<=://)\S+(?=@)")
@@ -28,17 +28,16 @@ _PAIR: Final = re.compile(r"(?P<key>[\w.-]+)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s&#
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{(file|env):([^}]*)\}")
 _SECRET_SHOWN: Final = str(SecretStr("x"))
 _PART_LENGTH_MIN: Final = 6
-_REDACT_LENGTH_MIN: Final = 4  # a shorter secret would blot out half of every message
+_REDACT_LENGTH_MIN: Final = 4  # a shorter secret would mask half of every message
 
 
 def is_secret_key(name: str) -> bool:
-    """Whether a value under this key must not be shown. Paths (`ssl.key.location`, `x_file`) say where, not what."""
+    """Whether the value of this key must be hidden. Paths (`ssl.key.location`, `x_file`) need not."""
     return bool(_SECRET_KEY.search(name)) and not name.lower().endswith((".location", "_file"))
 
 
 def mask(tree: Any) -> Any:
-    """`tree` with the values of all keys masked that look like secrets, or that are kept as secrets, and with secret
-    parts of all other texts."""
+    """`tree` with masks for the values of secret keys, for wrapped secrets, and for the secret parts of other texts."""
     if isinstance(tree, list):
         return [mask(each) for each in tree]
     if isinstance(tree, str):
@@ -58,7 +57,7 @@ def parts(text: str) -> list[str]:
 
 
 def parts_of(tree: Any) -> set[str]:
-    """Those of all texts in it, for a `Redactor`: without words such as `true`, which stand elsewhere too."""
+    """The secret parts of all texts in `tree`, for a `Redactor`; without common words such as `true`."""
     if isinstance(tree, str):
         return {part for part in parts(tree) if len(part) >= _PART_LENGTH_MIN}
     inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
@@ -66,7 +65,7 @@ def parts_of(tree: Any) -> set[str]:
 
 
 def read_secret_file(path: str, where: str) -> str:
-    """The text of `path` without its last line break; `where` is the key that asked. Raises ConfigurationError."""
+    """The text of `path` without its last line break; `where` is the referring key. Raises ConfigurationError."""
     try:
         data = Path(path).read_bytes()
         if len(data) > SECRET_FILE_BYTES_MAX:
@@ -88,9 +87,9 @@ def read_secret_file(path: str, where: str) -> str:
 
 
 def interpolate(text: str, where: str, env: Mapping[str, str]) -> tuple[str, bool]:
-    """`text` with its references resolved, and whether a secret went into it. Raises ConfigurationError.
+    """`text` with its references resolved, and whether it contains a secret. Raises ConfigurationError.
 
-    What a reference yields is not looked at again: a password may contain `${`.
+    A resolved reference is not resolved again: a password may contain `${`.
     """
     secret = False
 

@@ -1,8 +1,8 @@
-"""Of what shape each setting is, and what its text may not be: told with the key and its line, before it is read.
+"""The shape of each setting, and the check of its text before parsing; errors name the key and its line.
 
-A text is refused that can only be a mistake: an empty one (`Path("")` is the working directory, and `""` a pattern that
-matches nothing), and one with a line break or another control character, as files of Windows and block scalars leave it
-behind. Keys and certificates in PEM have lines.
+Texts that can only be mistakes are refused: an empty text (`Path("")` is the working directory, and `""` a pattern that
+matches nothing), and a text with a line break or another control character, as files from Windows and block scalars
+leave behind. PEM keys and certificates may have lines.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pydantic_core import ErrorDetails
 from bridge.errors import ConfigurationError
 
 Places = dict[tuple[str, ...], str]
-"""Where keys are set: a line of the file, or the name of a variable."""
+"""The places of keys: a line of the file, or the name of a variable."""
 
 LINES_ALLOWED: Final = re.compile(r".*\.pem|delay\.levels")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
-_QUOTE_IT: Final = "Give it a value or remove it; a text that is null or ~ needs quotes."
+_QUOTE_IT: Final = "Give it a value or remove it; the texts null and ~ need quotes."
 
 
 def fields(shape: object) -> dict[str, object] | None:
@@ -38,7 +38,7 @@ def is_map_of_sections(shape: object) -> bool:
 
 
 def refuse_shapeless(value: Any, shape: object, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
-    """Raises ConfigurationError for a list in place of one value, one value in place of a list, and none at all. A list
+    """Raises ConfigurationError for a list in place of one value, one value in place of a list, and no value. A list
     without a value is its default. `value` is a mapping wherever `shape` is one."""
     known = fields(shape)
     for key, each in list(value.items()):
@@ -51,20 +51,20 @@ def refuse_shapeless(value: Any, shape: object, path: tuple[str, ...], places: M
             _refuse_list(each, here, places)
         elif isinstance(each, list | dict):
             found = "a list" if isinstance(each, list) else "a mapping"
-            raise _wrong(here, places, f"is one value, not {found}", "Write one value.")
+            raise _wrong(here, places, f"must be one value, not {found}", "Write one value.")
         elif each is None and not _may_be_none(inner):
             raise _wrong(here, places, "is empty", _QUOTE_IT)
 
 
 def _refuse_list(found: Any, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
     if not isinstance(found, list):
-        raise _wrong(path, places, "is a list", 'Write it as ["a", "b"].')
+        raise _wrong(path, places, "must be a list", 'Write it as ["a", "b"].')
     if not all(isinstance(each, str) for each in found):
-        raise _wrong(path, places, "is a list of texts", "Write each as one text, in quotes if need be.")
+        raise _wrong(path, places, "must be a list of texts", "Write each as one text, in quotes if necessary.")
 
 
 def refuse_spoiled(value: Any, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
-    """Raises ConfigurationError for a text that is empty or has control characters."""
+    """Raises ConfigurationError for an empty text, and for control characters."""
     if isinstance(value, dict):
         for key, each in value.items():
             refuse_spoiled(each, (*path, key), places)
@@ -73,16 +73,16 @@ def refuse_spoiled(value: Any, path: tuple[str, ...], places: Mapping[tuple[str,
         text = text.get_secret_value() if hasattr(text, "get_secret_value") else text
         if not isinstance(text, str):
             continue
-        if not text.strip() and path[:2] != ("spark", "conf"):  # Spark's options may be none
+        if not text.strip() and path[:2] != ("spark", "conf"):  # Spark's options may be empty
             raise _wrong(path, places, "is empty", _QUOTE_IT)
         if _CONTROL.search(text) and not LINES_ALLOWED.fullmatch(".".join(path)):
-            hint = "Remove it. In YAML, write the text in one line, without | or >; look for CR at the ends of lines."
-            raise _wrong(path, places, "holds a line break or another control character", hint)
+            hint = "Remove it. In YAML, write the text in one line, without | or >; check the line ends for CR."
+            raise _wrong(path, places, "contains a line break or another control character", hint)
 
 
 _WORDS: Final = {
     "int_parsing": "is not a whole number",
-    "int_parsing_size": "is not a whole number of a size that is read",
+    "int_parsing_size": "is not a whole number of a supported size",
     "int_from_float": "is not a whole number",
     "bool_parsing": "is neither true nor false",
     "float_parsing": "is not a number",
@@ -90,8 +90,8 @@ _WORDS: Final = {
 
 
 def sentence(error: ErrorDetails, places: Mapping[tuple[str, ...], str]) -> str:
-    """One problem of pydantic's with its full path, and where that is set; problems of a whole section name their keys
-    themselves."""
+    """A pydantic error as a sentence with the full path and its place; errors of a whole section name their own
+    keys."""
     text = _WORDS.get(error["type"], error["msg"]).removeprefix("Value error, ")
     keys = tuple(str(part) for part in error["loc"] if part != "[key]")
     path = ".".join(keys)
@@ -109,6 +109,6 @@ def _wrong(path: tuple[str, ...], places: Mapping[tuple[str, ...], str], problem
 
 
 def place_of(path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> str:
-    """Where the key is set, or the nearest above it, in brackets; empty if it is not known."""
+    """The place of the key, or of the nearest one above it, in brackets; empty if unknown."""
     known = (places[path[:length]] for length in range(len(path), 0, -1) if path[:length] in places)
     return next((f" ({place})" for place in known), "")

@@ -1,7 +1,7 @@
-"""How long delivery may take for what: every time-out of a transaction, derived from one setting.
+"""The time-outs of a transaction, all derived from one setting.
 
-T is `transaction.timeout.ms` of the producer. The brokers abort what is open for longer, and fence the producer; so
-whatever is done within a transaction must be over, or be given up, before that.
+T is `transaction.timeout.ms` of the producer. The brokers abort an older transaction and fence its producer, so each
+step of a transaction must end, or be given up, before T.
 
     0 ....... T/3 ......... 6T/10 ............ 9T/10 .. T                 15T/10
     take, plan, produce    |                  |         |                  |
@@ -10,8 +10,8 @@ whatever is done within a transaction must be over, or be given up, before that.
                            give up            ledged,                      brokers have decided
                                               or give up
 
-`RELATIONS` says what has to hold between these and what a user may set; `TimeBudgets.of` refuses a configuration that
-breaks one, with its name. What holds between these whatever T is, the tests assert.
+`RELATIONS` are the conditions between these times and the user's settings; `TimeBudgets.of` refuses a configuration
+that breaks one, and names it. The tests assert the conditions that hold for any T.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from typing import Final, NamedTuple
 from bridge.errors import ConfigurationError
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
-"""T unless it is set: the open transaction of a dead instance hides its targets no longer than this."""
+"""The default of T: the open transaction of a dead instance blocks readers of its targets no longer than this."""
 TRANSACTION_TIMEOUT_MS_MIN: Final = 3_000
 MESSAGE_MARGIN_MS: Final = 1_000
 LINGER_MS: Final = 100
-"""linger.ms of transactions unless it is set: longer than a usual one, which ends with a flush. An idempotent producer
-of librdkafka sends no more of a partition while five of its records are not acknowledged. While one that has lingered
-waits for that, the client's thread spins (seen in 2.16)."""
+"""The default of linger.ms: longer than a usual transaction, which ends with a flush. An idempotent producer of
+librdkafka sends no more records to a partition with five unacknowledged ones. While records wait for that after their
+linger time, the client's thread spins (seen in 2.16)."""
 POLL_INTERVAL_MS: Final = 300_000
-"""max.poll.interval.ms unless it is set."""
+"""The default of max.poll.interval.ms."""
 LOOK_UP_REQUESTS: Final = 3
 ABORT_S: Final = 20.0
-"""The brokers look every 10 s (transaction.abort.timed.out.transaction.cleanup.interval.ms) what is older than T."""
+"""The longest time from T to the abort by the brokers, which search every 10 s
+(transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
 
 class _Share:
-    """Of T; read from the class, of one second."""
+    """A share of T; on the class itself, of one second."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -49,37 +50,37 @@ class _Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBudgets:
-    """Seconds; `transaction_s` is T."""
+    """The time-outs in seconds; `transaction_s` is T."""
 
     transaction_s: float = TRANSACTION_TIMEOUT_MS / 1000
     message_s: float = (TRANSACTION_TIMEOUT_MS - MESSAGE_MARGIN_MS) / 1000
-    """message.timeout.ms: a record that cannot be written is known before the transaction is over."""
+    """message.timeout.ms: the failure of a record is known before the transaction's time-out."""
     linger_s: float = LINGER_MS / 1000
     commit_interval_s: float = 0.02
     poll_interval_s: float = POLL_INTERVAL_MS / 1000
 
     fill_s = _Share(1 / 3)
-    """Nothing is taken into a transaction that is open for longer."""
+    """An older transaction takes no more rows."""
     send_s = _Share(0.6)
-    """The client has taken every record by then, or the transaction is given up."""
+    """Deadline for the client to accept all records; then the transaction is given up."""
     acknowledge_s = _Share(0.9)
-    """Every record is acknowledged by then, or the transaction is given up."""
+    """Deadline for the acknowledgement of all records; then the transaction is given up."""
     full_s = _Share(0.3)
-    """How long the client's queue may stay full without taking anything."""
+    """The longest time that the client's queue may stay full without accepting a record."""
     stalled_s = _Share(0.4)
-    """Nothing is acknowledged for so long: the partitions that have not acknowledged are to blame."""
+    """Without an acknowledgement for this time, the partitions with unacknowledged records are at fault."""
     look_up_s = _Share(0.15)
-    """One of the LOOK_UP_REQUESTS of a look at targets; a transaction may be open meanwhile."""
+    """Time-out of each of the LOOK_UP_REQUESTS for targets; a transaction may be open meanwhile."""
     call_s = _Share(0.5)
-    """One call of the client; a retriable time-out is repeated until the deadline of the whole step."""
+    """Time-out of one call of the client; a retriable time-out is repeated until the deadline of the whole step."""
     unanswered_s = _Share(0.6)
-    """When a call that ignores its time-out is left behind, with the producer."""
+    """A call that ignores its time-out for this time is abandoned, with its producer."""
     step_s = _Share(1.5)
-    """Sending offsets, committing, aborting: after T the brokers have decided anyway."""
+    """Time-out for sending offsets, committing, aborting: after T the brokers have decided anyway."""
 
     @property
     def pending_s(self) -> float:
-        """Committed offsets are waited for so long: nothing that is just open holds them back for longer."""
+        """The longest wait for committed offsets: no open transaction holds them back for longer."""
         return self.transaction_s + ABORT_S
 
     def is_timed_out(self, age_s: float) -> bool:
@@ -90,9 +91,7 @@ class TimeBudgets:
     def of(
         cls, producer: Mapping[str, object], *, commit_interval_ms: int, poll_interval_ms: int = POLL_INTERVAL_MS
     ) -> TimeBudgets:
-        """The budgets under these producer properties. Raises ConfigurationError with the name of each relation that
-        they break.
-        """
+        """The budgets for these producer properties. Raises ConfigurationError that names each broken relation."""
         transaction_ms = _number(producer, "transaction.timeout.ms", TRANSACTION_TIMEOUT_MS)
         message_ms = _number(producer, "message.timeout.ms", _number(producer, "delivery.timeout.ms", -1))
         linger_ms = _number(producer, "linger.ms", _number(producer, "queue.buffering.max.ms", LINGER_MS))
@@ -105,10 +104,10 @@ class TimeBudgets:
         )
         broken = [relation for relation in RELATIONS if not relation.holds(budgets)]
         if broken:
-            found = "; ".join(f"{relation.name}: {relation.text}" for relation in broken)
+            conditions = "; ".join(f"{relation.name}: {relation.text}" for relation in broken)
             raise ConfigurationError(
-                f"settings contradict each other: {found}",
-                hint="Correct these settings; kafka.producer.transaction.timeout.ms is 10000 unless it is set.",
+                f"settings contradict each other: {conditions}",
+                hint="Correct these settings; the default of kafka.producer.transaction.timeout.ms is 10000.",
                 code="DB-2027",
             )
         return budgets
@@ -118,7 +117,7 @@ USUAL: Final = TimeBudgets()
 
 
 class Relation(NamedTuple):
-    """`text` says with the names of settings what has to hold."""
+    """A condition between settings; `text` states it with their names."""
 
     name: str
     text: str
@@ -149,7 +148,7 @@ RELATIONS: Final = (
     Relation(
         "transaction-within-poll-interval",
         "kafka.consumer.max.poll.interval.ms is at least three times kafka.producer.transaction.timeout.ms, "
-        "since a partition is given back only when the open transaction has ended",
+        "since a partition is given back only after the end of the open transaction",
         lambda b: b.poll_interval_s >= 3 * b.transaction_s >= b.acknowledge_s + b.step_s,
     ),
 )

@@ -1,8 +1,8 @@
-"""Durations, sizes and rates as people write them, and settings that are written so. Pure.
+"""Durations, sizes and rates in human notation, and the settings of these types. Pure.
 
-A duration is `20ms`, `60s`, `1h30m` or `3650d`, in memory an int of milliseconds; a size is `512KiB`, `128MiB` or a
-bare number of bytes, in memory an int of bytes. A bare number is not a duration: taking seconds for milliseconds is how
-delays get lost.
+A duration is `20ms`, `60s`, `1h30m` or `3650d`, in memory an int of milliseconds. A size is `512KiB`, `128MiB` or a
+bare number of bytes, in memory an int of bytes. A bare number is not a duration: seconds that are mistaken for
+milliseconds are a common cause of lost delays.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 ANY_CASE: Final = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
-"""Of a setting that is one of some words: in whatever case they are written, as levels of a log often are."""
+"""Accepts the words of a setting in any case; log levels, for example, are often written in capitals."""
 AUTO: Final = 0
-"""`auto`, where a setting may be that instead of a number of milliseconds."""
+"""The value of `auto` for a setting in milliseconds that allows it."""
 
 _MS_PER_UNIT: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BYTES_PER_UNIT: Final = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
@@ -63,7 +63,7 @@ def parse_rate(text: str) -> int:
     """`1000/s`, or `1000`, or 0 for no limit. Raises ValueError."""
     match = re.fullmatch(r"([0-9]{1,9})(?:/s)?", text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a rate; write it as 1000/s, or 0 for none")
+        raise ValueError(f"{text!r} is not a rate; write it as 1000/s, or 0 for no limit")
     return int(match[1])
 
 
@@ -74,7 +74,7 @@ def format_rate(rate: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Metadata of an int field that is written with a unit: how it is read, its limits, how it is shown."""
+    """Metadata of an int field with a unit: its parser, limits and format."""
 
     least: str
     most: str
@@ -83,7 +83,7 @@ class Quantity:
     bare: bool
     pattern: str
     auto: bool = False
-    """Whether `auto` may stand for it; in memory that is `AUTO`."""
+    """Whether the setting may be `auto`; in memory that is `AUTO`."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         shown = core_schema.plain_serializer_function_ser_schema(self._show, when_used="json")
@@ -105,22 +105,22 @@ class Quantity:
             raise ValueError(f"{value} has no unit and is not a duration; write it as {self.least} or {self.most}")
         number = self.read(str(value))
         if not self.read(self.least) <= number <= self.read(self.most):
-            raise ValueError(f"{value} is outside of {self.least} to {self.most}")
+            raise ValueError(f"{value} is outside {self.least} to {self.most}")
         return number
 
 
 def duration(least: str, most: str, *, auto: bool = False) -> Quantity:
-    """A duration between these; with `auto`, or `auto`."""
+    """A duration from `least` to `most`; with `auto`, the word `auto` as well."""
     pattern = r"( *[0-9]+(ms|s|m|h|d))+"
     pattern = f"^(auto|{pattern})$" if auto else f"^{pattern}$"
     return Quantity(least, most, parse_duration_ms, format_duration_ms, False, pattern, auto)
 
 
 def size(least: str, most: str) -> Quantity:
-    """A size between these."""
+    """A size from `least` to `most`."""
     return Quantity(least, most, parse_bytes, format_bytes, True, r"^[0-9]+ *(B|[KMGT]iB|[kKMGT]B)?$")
 
 
 def per_second(least: str, most: str) -> Quantity:
-    """A number a second between these."""
+    """A rate from `least` to `most`."""
     return Quantity(least, most, parse_rate, format_rate, True, r"^[0-9]+(/s)?$")

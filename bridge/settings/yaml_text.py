@@ -1,11 +1,11 @@
-"""YAML as a tree of texts: a scalar is what is written, never what YAML 1.1 takes it for.
+"""YAML as a tree of texts, without the types of YAML 1.1.
 
 YAML 1.1 reads `no` as false, `1e3`, `010` and `12:30` as numbers, `2027-01-31` as a date: an id, a password or the name
-of a topic would arrive as another text. Here every scalar stays its text, and the settings say which are numbers. Only
-an absent value, `~` and `null` are none, unless they are quoted.
+of a topic would arrive as another text. Here every scalar stays its text, and the settings define the numbers. Only an
+absent value, `~` and `null` are None, unless they are quoted.
 
-An anchor may stand for what it names, and `<<` merges a mapping, whose keys the mapping's own override. A key that
-occurs twice is an error: one of the values would be lost.
+Anchors and aliases are supported, and `<<` merges a mapping; the receiving mapping's own keys take precedence. A
+duplicate key is an error: one of the values would be lost.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Final
 import yaml
 
 NODES_MAX: Final = 100_000
-"""Of a text, with what its aliases stand for: a few lines of them could fill the memory."""
+"""Limit of nodes with expanded aliases: a few lines of aliases could fill the memory."""
 DEPTH_MAX: Final = 20
-"""More than the settings have."""
+"""Deeper than the settings."""
 _TAG: Final = "tag:yaml.org,2002:"
 _NULL: Final = f"{_TAG}null"
 _MERGE: Final = f"{_TAG}merge"
@@ -30,12 +30,12 @@ Path = tuple[str, ...]
 
 
 class NotYamlError(Exception):
-    """The text is no YAML, or not of the kind that is read here; says what and where, but shows nothing of the text,
-    which may hold secrets."""
+    """The text is invalid YAML, or uses unsupported features. The message has the problem and its place, but hides the
+    text, which may contain secrets."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Takes plain scalars for texts."""
+    """Loads plain scalars as texts."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -44,7 +44,7 @@ _Loader.add_implicit_resolver(_MERGE, re.compile(r"<<\Z"), ["<"])
 
 
 def read(text: str) -> tuple[Any, dict[Path, int]]:
-    """Mappings, lists, texts and None, as `text` has them; and the line of each key, by its path.
+    """The mappings, lists, texts and None of `text`; and the line of each key, by its path.
 
     Raises NotYamlError.
     """
@@ -52,7 +52,7 @@ def read(text: str) -> tuple[Any, dict[Path, int]]:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _not_yaml(error) from None
-    except Exception as error:  # noqa: BLE001 - PyYAML lets through what its own steps raise: bad escapes, depth
+    except Exception as error:  # noqa: BLE001 - PyYAML does not wrap all errors: bad escapes, depth
         raise NotYamlError(f"it cannot be read ({type(error).__name__})") from None
     reader = _Reader()
     return (None if node is None else reader.value(node, ())), reader.lines
@@ -69,7 +69,7 @@ def _place(mark: yaml.Mark) -> str:
 
 
 class _Reader:
-    """Makes values of nodes, and counts them."""
+    """Converts nodes to values, and counts them."""
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
@@ -78,7 +78,7 @@ class _Reader:
     def value(self, node: yaml.Node, path: Path, depth: int = 0) -> Any:
         self._nodes += 1
         if depth > DEPTH_MAX or self._nodes > NODES_MAX:
-            raise _wrong(node, "more is nested or repeated than a configuration has")
+            raise _wrong(node, "the nesting or repetition exceeds that of a configuration")
         match node:
             case yaml.ScalarNode() if node.tag == _NULL:
                 return None
@@ -88,7 +88,7 @@ class _Reader:
                 return [self.value(each, path, depth + 1) for each in node.value]
             case yaml.MappingNode() if node.tag == f"{_TAG}map":
                 return self._mapping(node, path, depth)
-        raise _wrong(node, f"the tag {node.tag.replace(_TAG, '!!')} is not read here")
+        raise _wrong(node, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
 
     def _mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> Tree:
         own: Tree = {}
@@ -108,12 +108,12 @@ class _Reader:
 
 def _key(node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode) or node.tag not in _TEXTS or not node.value:
-        raise _wrong(node, "a key is no text")
+        raise _wrong(node, "a key is not a text")
     return str(node.value)
 
 
 def _merged(node: yaml.Node) -> Iterator[yaml.MappingNode]:
-    """The mappings that `<<` names; of several, the first one's keys count."""
+    """The mappings that `<<` names; the keys of earlier ones take precedence."""
     for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
         if not isinstance(each, yaml.MappingNode):
             raise _wrong(each, "<< merges mappings only")

@@ -1,4 +1,4 @@
-"""bridge.settings.java_properties: the table agrees with the Java client that Spark reads with."""
+"""bridge.settings.java_properties: the table agrees with the Java client that Spark uses."""
 
 from __future__ import annotations
 

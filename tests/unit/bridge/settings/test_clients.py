@@ -249,7 +249,7 @@ def test_what_java_cannot_do_is_refused(properties: dict[str, str], needle: str)
         ({"bootstrap.servers": " , "}, "bootstrap.servers is not a list of brokers"),
         ({"check.crcs": "yes"}, "check.crcs is neither true nor false"),
         ({"fetch.min.bytes": "010"}, "fetch.min.bytes is not a whole number"),
-        ({"client.dns.lookup": "default"}, "client.dns.lookup is none of use_all_dns_ips"),
+        ({"client.dns.lookup": "default"}, "client.dns.lookup is not one of use_all_dns_ips"),
         ({"client.rack": "a "}, "client.rack begins or ends with a blank"),
         ({"sasl.kerberos.min.time.before.relogin": "0"}, "sasl.kerberos.min.time.before.relogin is 0"),
         ({"sasl.oauthbearer.grant.type": "x"}, "sasl.oauthbearer.grant.type has no equivalent"),

@@ -90,7 +90,7 @@ def test_names_in_kafka_derive_from_id_and_instance() -> None:
             ["kafka.common.bootstrap.server ", "kafka.common.bootstrap.servers"],
         ),
         ({"kafka": {"consumers": {}}}, ["kafka.consumers", "kafka.consumer"]),
-        ({"zzzzzz": 1}, ["zzzzzz", "Known here"]),
+        ({"zzzzzz": 1}, ["zzzzzz", "Known keys here"]),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(
@@ -117,14 +117,14 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
         ({"store": {"flush_bytes": "12 apples"}}, "is not a size"),
         ({"http": {"port": 70000}}, "http.port"),
         ({"delay": {"levels": "1s 2x"}}, "delay.levels"),
-        ({"roll": {"window": "500ms"}}, "roll.window: 500ms is outside of 1s to 3650d"),
+        ({"roll": {"window": "500ms"}}, "roll.window: 500ms is outside 1s to 3650d"),
         ({"roll": {"window": 7}}, "roll.window: 7 has no unit"),
         ({"roll": {"window": "automatic"}}, "is not a duration"),
         ({"store": {"flush_interval": "auto"}}, "is not a duration"),
         ({"delay": {"levels": ""}}, "delay.levels"),
         (
             {"delay": {"levels": "10m " * 149}},
-            "delay.levels: 149 levels are more than fit beside a committed offset; the first 148 do",
+            "delay.levels: 149 levels do not fit beside a committed offset; the first 148 do",
         ),
         ({"delay": {"levels": "36501d"}}, "delay.levels: write one or more durations of at most 36500d"),
         ({"targets": {"allow": ["("]}}, "targets.allow.0"),
