@@ -1,1 +1,1 @@
-"""What runs when the project is installed or its image is built, never in production."""
+"""Programs for the installation of the project and the build of its image; they never run in production."""

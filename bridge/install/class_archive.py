@@ -1,11 +1,10 @@
-"""Spark's classes in an archive that the JVM maps, in place of reading and checking each of them at every start (class
-data sharing, JEP 350): a start takes a quarter less.
+"""An archive of Spark's classes (class data sharing, JEP 350). The JVM maps it and need not load and verify each class
+at every start, which takes a quarter less time.
 
-    python -m bridge.install.class_archive install    make it, beside the connector's jars (`make install`, and images)
+    python -m bridge.install.class_archive install    create it beside the connector's jars (`make install`, and images)
 
-It is made by running Spark on what a start needs, without a broker. The JVM uses it only with the same Java and the
-same jars in the same order, and says so in a line where they are not; without it a start takes longer, and nothing else
-is different.
+It is created by the steps of a start in Spark, without a broker. The JVM uses it only with the same Java and the same
+jars in the same order, and logs a line otherwise. Without it a start takes longer; nothing else changes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ RECORDS_MADE: Final = 10_000
 QUERY_S: Final = 10.0
 DEADLINE_S: Final = 120.0
 NO_BROKER: Final = "127.0.0.1:1"
-"""Where no broker listens: Spark's Kafka source is loaded, tries, and gives up."""
+"""An address without a broker: Spark's Kafka source is loaded, tries to connect, and gives up."""
 TOPIC: Final = "delay"
 RECORDS: Final = (
     "CAST('k' AS BINARY) AS key",
@@ -50,11 +49,11 @@ RECORDS: Final = (
     "0 AS timestampType",
     "array(named_struct('key', 'delay-for', 'value', CAST('5s' AS BINARY))) AS headers",
 )
-"""Of numbers, what the Kafka source would give."""
+"""Expressions that turn numbers into rows like those of the Kafka source."""
 
 
 def install(jars: Sequence[Path]) -> Path:
-    """Replace the archive. Raises EnvironmentFailure where Java writes none."""
+    """Replace the archive. Raises EnvironmentFailure if Java writes none."""
     archive = spark.archive(jars)
     archive.unlink(missing_ok=True)
     made = archive.with_name(f".{archive.name}.{os.getpid()}")
@@ -83,7 +82,7 @@ def install(jars: Sequence[Path]) -> Path:
 
 
 def _exercise(session: SparkSession, settings: Settings) -> None:
-    """What happens from a start to the first record: a job, and the query, which finds no broker."""
+    """The steps from a start to the first record: a job, and the query, which finds no broker."""
     epochs: DecodeEpochs = (DecodeEpoch(offset=0, parameters=decode_parameters(settings, TOPIC, TopicLimits())),)
     all_epochs, start = {(TOPIC, 0): epochs}, {(TOPIC, 0): 0}
     opened = threading.Event()
@@ -105,7 +104,7 @@ def _exercise(session: SparkSession, settings: Settings) -> None:
 
 
 def _consume(session: SparkSession) -> None:
-    """The consumer that Spark's tasks read with."""
+    """Load the consumer of Spark's tasks."""
     jvm: Any = session._jvm
     properties = jvm.java.util.Properties()
     deserializer = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
@@ -121,7 +120,7 @@ def _consume(session: SparkSession) -> None:
 
 
 def _end(session: SparkSession) -> None:
-    """End Spark, and wait for its JVM: that is when it writes the archive."""
+    """End Spark and wait for its JVM, which writes the archive at its end."""
     gateway: Any = SparkContext._gateway
     session.stop()
     gateway.shutdown()
@@ -133,7 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bridge.install.class_archive", description="an archive of Spark's classes"
     )
-    parser.add_argument("command", choices=["install"], help="make it, beside the connector's jars")
+    parser.add_argument("command", choices=["install"], help="create it beside the connector's jars")
     parser.parse_args()
     try:
         print(install(connector.jars()))

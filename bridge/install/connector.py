@@ -1,10 +1,10 @@
-"""Spark's Kafka connector: the jars that PySpark does not ship, of the version that fits the installed PySpark; and a
-file system for Spark that does not start a process for every file it writes.
+"""Spark's Kafka connector: the jars that PySpark does not ship, in the version of the installed PySpark; and a file
+system for Spark that does not start a process for every file it writes.
 
     python -m bridge.install.connector install [--into DIR]     resolve them with Maven (`make install`, and images)
-    python -m bridge.install.connector list                     print where they are
+    python -m bridge.install.connector list                     print their paths
 
-At run time nothing is downloaded: `jars()` only looks.
+At run time nothing is downloaded: `jars()` only searches.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from bridge.spark import installed
 
 JARS_VARIABLE: Final = "DELAY_BRIDGE_JARS"
 SCALA: Final = "2.13"
-# Without one of these the source fails at its first query, with a NoClassDefFoundError; the rest of what Maven
-# resolves (compression, logging) is in PySpark already.
+# Without one of these the source fails at its first query with a NoClassDefFoundError. PySpark already contains the
+# other resolved jars (compression, logging).
 NEEDED: Final = (
     f"spark-sql-kafka-0-10_{SCALA}",
     f"spark-token-provider-kafka-0-10_{SCALA}",
     "kafka-clients",
     "commons-pool2",
-    # Hadoop's local file system, without its native library, runs `chmod` for each file that it writes.
+    # Without its native library, Hadoop's local file system runs `chmod` for each written file.
     "hadoop-bare-naked-local-fs",
 )
 FRAME_WRITER: Final = "delay-bridge-frames.jar"
-"""The query's sink, which frame_writer.py compiles."""
+"""The query's sink, compiled by frame_writer.py."""
 REMEDY: Final = (
-    "Run `python -m bridge.install.connector install` and `python -m bridge.install.frame_writer install`, or name the "
-    f"directory of the jars in {JARS_VARIABLE}."
+    "Run `python -m bridge.install.connector install` and `python -m bridge.install.frame_writer install`, or set "
+    f"{JARS_VARIABLE} to the directory of the jars."
 )
 
 POM: Final = f"""\
@@ -65,15 +65,15 @@ POM: Final = f"""\
 
 
 def jars() -> list[Path]:
-    """The connector's jars, for `spark.jars`: from the directory DELAY_BRIDGE_JARS, else from beside the environment.
+    """The connector's jars for `spark.jars`: from the directory DELAY_BRIDGE_JARS, else from beside the environment.
 
-    Raises EnvironmentFailure, with the remedy, where one is missing or belongs to another version of Spark.
+    Raises EnvironmentFailure, with the remedy, if one is missing or belongs to another version of Spark.
     """
     named = os.environ.get(JARS_VARIABLE)
     directory = Path(named) if named else installed_directory()
     if not _complete(directory) or not Path(directory, FRAME_WRITER).is_file():
         raise EnvironmentFailure(
-            "Spark's Kafka connector is not installed in the version that PySpark needs",
+            "Spark's Kafka connector is not installed in the version that PySpark requires",
             hint=REMEDY,
             directory=directory,
             version=installed.version(),
@@ -83,7 +83,7 @@ def jars() -> list[Path]:
 
 
 def install(into: Path) -> list[Path]:
-    """Resolve the jars into the directory `into`, unless they are there; jars of another version are replaced."""
+    """Resolve the jars into the directory `into` if they are missing; jars of another version are replaced."""
     if into.is_dir() and not _complete(into):
         # Moved aside in one step, so that no other process sees a directory with the jars of two versions.
         with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent) as scratch:
@@ -93,24 +93,24 @@ def install(into: Path) -> list[Path]:
 
 
 def installed_directory() -> Path:
-    """Where `install` puts the jars by default: beside the Python environment."""
+    """The default directory of the jars, beside the Python environment."""
     return Path(sys.prefix, "share", "delay-bridge", "jars")
 
 
 def artifact(jar: Path) -> str:
     """A jar's name without its version: `kafka-clients` for `kafka-clients-3.9.0.jar`."""
-    # A version has a dot: the `-0-10_2.13` in the middle of the connector's own name is none.
+    # A version begins with numbers and dots; the `-0-10_2.13` in the connector's own name does not.
     return re.sub(r"-\d+(\.\d+)+[^/]*\.jar$", "", jar.name)
 
 
 def _complete(directory: Path) -> bool:
-    found = list(directory.glob("*.jar"))
+    present = list(directory.glob("*.jar"))
     connector = f"{NEEDED[0]}-{installed.version()}.jar"
-    return {artifact(jar) for jar in found}.issuperset(NEEDED) and any(jar.name == connector for jar in found)
+    return {artifact(jar) for jar in present}.issuperset(NEEDED) and any(jar.name == connector for jar in present)
 
 
 def _shipped() -> frozenset[str]:
-    """Names of the jars inside PySpark: a second version of one of them on the class path would be a lottery."""
+    """Names of the jars inside PySpark. With two versions on the class path, the choice would be arbitrary."""
     return frozenset(artifact(jar) for jar in installed.shipped())
 
 
@@ -122,11 +122,11 @@ def main() -> int:
     commands.add_parser("list", help="print the paths of the installed jars")
     arguments = parser.parse_args()
     try:
-        found = install(arguments.into.absolute()) if arguments.command == "install" else jars()
+        installed_jars = install(arguments.into.absolute()) if arguments.command == "install" else jars()
     except BridgeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    for jar in found:
+    for jar in installed_jars:
         print(jar)
     return 0
 

@@ -1,5 +1,4 @@
-"""The Java of the bridge, compiled against the jars inside PySpark: the sink of the ingest query, and the client that
-`check` makes.
+"""The bridge's Java, compiled against the jars inside PySpark: the sink of the ingest query, and a client for `check`.
 
 python -m bridge.install.frame_writer install [--into DIR]     beside the connector's jars (`make install`, and images)
 """
@@ -23,7 +22,7 @@ from bridge.spark import installed
 SOURCES: Final = sorted((Path(__file__).parents[1] / "ingest" / "java").glob("*.java"))
 RELEASE: Final = "17"
 NEWEST: Final = (1980, 1, 1, 0, 0, 0)
-"""Of every file in the jar: the same source makes the same jar."""
+"""The date of every file in the jar: the same source makes the same jar."""
 
 
 def install(into: Path) -> Path:
@@ -38,7 +37,7 @@ def install(into: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise EnvironmentFailure(
-                "the Java of the bridge does not compile",
+                "the bridge's Java does not compile",
                 hint=done.stderr[-2000:],
                 version=installed.version(),
                 code="DB-3032",
@@ -53,12 +52,12 @@ def install(into: Path) -> Path:
 
 def _javac() -> str:
     home = os.environ.get("JAVA_HOME")
-    found = str(Path(home, "bin", "javac")) if home else shutil.which("javac")
-    if found is None or shutil.which(found) is None:
+    javac = str(Path(home, "bin", "javac")) if home else shutil.which("javac")
+    if javac is None or shutil.which(javac) is None:
         raise EnvironmentFailure(
-            "there is no Java compiler", hint="Install a JDK 17 (Debian: openjdk-17-jdk-headless).", code="DB-3033"
+            "no Java compiler was found", hint="Install a JDK 17 (Debian: openjdk-17-jdk-headless).", code="DB-3033"
         )
-    return found
+    return javac
 
 
 def main() -> int:

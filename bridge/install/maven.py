@@ -1,4 +1,4 @@
-"""Jars by Maven: a directory that is either complete or absent, however many processes ask for it at once."""
+"""Jars from Maven, in a directory that is either complete or absent, even for concurrent processes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Final
 
 from bridge.errors import EnvironmentFailure
 
-# The plugin's version is pinned, so that Maven neither warns nor looks for a newer one.
+# The plugin's version is pinned, so Maven neither warns nor searches for a newer one.
 COPY_DEPENDENCIES: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 RESOLVE_TIMEOUT_S: Final = 900
 OUTPUT_LINES_MAX: Final = 12
 
 
 def resolve(pom: str, into: Path, *, keep: Callable[[Path], bool] = lambda jar: True) -> list[Path]:
-    """The jars of `pom`'s runtime dependencies in the directory `into`, resolved unless that exists already; sorted.
+    """The jars of `pom`'s runtime dependencies in the directory `into`, sorted. An existing directory is not resolved
+    again.
 
-    `keep` chooses which of the resolved jars stay. `into` appears by one rename, hence is complete whenever it exists;
-    of several processes one resolves, and the others wait for it. Raises EnvironmentFailure where Maven is missing or
-    fails.
+    `keep` selects the resolved jars to keep. One rename creates `into`, so it is complete whenever it exists. Of
+    several processes one resolves, and the others wait. Raises EnvironmentFailure if Maven is missing or fails.
     """
     if not into.is_dir():
         into.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def _run_maven(pom: Path, into: Path) -> None:
         output = " | ".join((run.stdout + run.stderr).strip().splitlines()[:OUTPUT_LINES_MAX])
         raise EnvironmentFailure(
             "Maven could not resolve the jars",
-            hint="Check that a Maven repository can be reached (~/.m2/settings.xml, proxy), then try again.",
+            hint="Check that a Maven repository is reachable (~/.m2/settings.xml, proxy), then try again.",
             output=output,
             code="DB-3022",
         )
@@ -75,7 +75,7 @@ def _run_maven(pom: Path, into: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an advisory lock on the file `path`; it ends with the process, so that a killed one blocks no other."""
+    """Hold an advisory lock on the file `path`. It ends with the process, so a killed process blocks no other."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,1 +1,1 @@
-"""The JVM beside the bridge: session, errors, jobs over segments, questions to the coordinator."""
+"""The JVM beside the bridge: Spark's session and errors, scratch files, queries of transaction coordinators."""

@@ -1,4 +1,4 @@
-"""What Spark raises, as errors of the bridge that say what was being done, and with which records."""
+"""Spark's exceptions as errors of the bridge, which name the operation and its records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JAVA_ENDED: Final = "DB-3016"
 
 
 class failures_named:
-    """Turn what Spark raises into an error of the bridge that says what was being done; nothing while stopping."""
+    """Convert Spark's exceptions into an error of the bridge that names the operation; ignore them while stopping."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class failures_named:
         stopping: Callable[[], bool] = lambda: False,
         records: Callable[[], str] = lambda: "",
     ) -> None:
-        """`records` says which were being read."""
+        """`records` returns a description of the records that are being read."""
         self._what = what
         self._stopping = stopping
         self._records = records
@@ -39,7 +39,8 @@ class failures_named:
 
 
 def named_failure(what: str, error: Exception, records: str = "") -> BridgeError:
-    """The bridge's error for one of Spark's; one of the bridge's own as it is. `records` were being read."""
+    """The bridge's error for an exception of Spark; a BridgeError stays unchanged. `records` describes the records that
+    were being read."""
     if isinstance(error, BridgeError):
         return error
     text = str(error)
@@ -49,16 +50,16 @@ def named_failure(what: str, error: Exception, records: str = "") -> BridgeError
     if isinstance(error, ConnectionError) or any(sign in text for sign in _JVM_GONE):
         return EnvironmentFailure(
             "Spark's Java process has ended",
-            hint="Most likely it ran out of memory, which a line above then says: raise spark.driver_memory. A record "
-            "among those that were being read may be large, or highly compressed.",
+            hint="Most likely it ran out of memory, then a line above says so: raise spark.driver_memory. One of the "
+            "records that were being read may be large, or highly compressed.",
             records=records or "none",
             code="DB-3016",
         )
-    # By name: without a session nothing of PySpark is imported.
+    # By name: without a session PySpark must not be imported.
     if any("Py4J" in base.__name__ or base.__name__ == "PySparkException" for base in type(error).__mro__):
         return EnvironmentFailure(
             f"Spark cannot {what}",
-            hint="Check the brokers, and the log above; started again, the bridge goes on from the same place.",
+            hint="Check the brokers and the log above; after a restart the bridge goes on from the same place.",
             reason=_reason(text),
             code="DB-3017",
         )
@@ -66,7 +67,7 @@ def named_failure(what: str, error: Exception, records: str = "") -> BridgeError
 
 
 def is_about_records(error: BridgeError) -> bool:
-    """Whether what was to be read may be the reason: it is damaged, or more than memory holds."""
+    """Whether the records may be the cause: damaged, or too large for the memory."""
     return any(sign in f"{error} {error.fields.get('reason', '')}" for sign in _OF_RECORDS)
 
 
@@ -75,7 +76,7 @@ _JVM_GONE: Final = ("Answer from Java side is empty", "while sending or receivin
 
 
 def ranges(begins: Offsets, ends: Offsets) -> str:
-    """What is between the offsets, for people: `delay/0 from 17 to 30`."""
+    """The ranges between the offsets as text: `delay/0 from 17 to 30`."""
     parts = [(name, begin, ends.get(name, begin)) for name, begin in sorted(begins.items())]
     return ", ".join(f"{topic}/{p} from {begin} to {end - 1}" for (topic, p), begin, end in parts if end > begin)
 

@@ -1,6 +1,4 @@
-"""PySpark as it is installed. It is not imported for that: where Java starts later, or never, a start does not wait for
-it.
-"""
+"""The installed PySpark, found without importing it: a start must not wait for the import if Java starts later."""
 
 from __future__ import annotations
 
@@ -12,18 +10,18 @@ from pathlib import Path
 
 @cache
 def version() -> str:
-    """Spark's."""
+    """Spark's version."""
     return metadata.version("pyspark")
 
 
 @cache
 def home() -> Path:
-    """Its directory, which is Spark's own as well."""
-    found = find_spec("pyspark")
-    assert found is not None and found.origin is not None, "it is installed with the bridge"
-    return Path(found.origin).parent
+    """The directory of PySpark, which is also Spark's home."""
+    spec = find_spec("pyspark")
+    assert spec is not None and spec.origin is not None, "it is installed with the bridge"
+    return Path(spec.origin).parent
 
 
 def shipped() -> list[Path]:
-    """The jars inside it."""
+    """The jars inside PySpark."""
     return sorted((home() / "jars").glob("*.jar"))

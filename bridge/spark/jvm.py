@@ -1,7 +1,7 @@
-"""Spark's JVM: its environment, and its output.
+"""Spark's JVM: its environment and its output.
 
-The environment is the bridge's own. A host's Spark or Hadoop installation announces itself by variables (SPARK_HOME,
-HADOOP_CONF_DIR and their kind), which would put other jars on the class path, or another file system under paths.
+The environment is isolated. The variables of a Spark or Hadoop installation on the host (SPARK_HOME, HADOOP_CONF_DIR
+and others) would put other jars on the class path, or resolve paths in another file system.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pyspark import SparkConf
 
 NICE: Final = 10
-"""Of the JVM: where processors are short, delivery, the plain reader and brokers go before its start and compiler."""
+"""The JVM's niceness: on busy processors, delivery, the plain reader and brokers precede its start and compiler."""
 FOREIGN: Final = re.compile(r"_?(SPARK|PYSPARK|HADOOP|HDFS|HIVE|MAPRED|YARN)_\w*")
-"""Variables by which Spark and Hadoop find an installation, its configuration, and arguments."""
+"""Variables with the installation, configuration and arguments of Spark and Hadoop."""
 OF_YARN: Final = re.compile(r"(HADOOP|HDFS|YARN)_\w*")
-"""Those without which no YARN cluster is found."""
+"""The variables that a YARN cluster needs."""
 REASON_LINES: Final = 20
-"""Last lines of output that are searched for the reason of a JVM that does not start."""
+"""The number of last lines of output that are searched for the reason of a failed start."""
 _LEVEL: Final = re.compile(r"\S+ \S+ (ERROR|WARN|INFO|FATAL) ")
 _REASON: Final = re.compile(
     r"Error|Exception|error:|not set|not found|[Cc]annot|Could not|No space|Permission denied|Unrecognized|Invalid"
@@ -42,13 +42,13 @@ _USUAL: Final = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j profile|Setting default log level"
     r"|To adjust logging level|WARN NativeCodeLoader|spark\.local\.dir will be overridden"
 )
-"""What every start prints."""
+"""The output of every normal start."""
 
 log = structlog.get_logger("bridge.spark.jvm")
 
 
 def own_environment(environment: MutableMapping[str, str], master: str) -> None:
-    """Make `environment`, which the JVM inherits, the bridge's own for this Spark master."""
+    """Remove foreign variables from `environment`, which the JVM inherits, and set those for this Spark master."""
     for name in list(environment):
         if FOREIGN.fullmatch(name) and not (master.startswith("yarn") and OF_YARN.fullmatch(name)):
             del environment[name]
@@ -56,7 +56,7 @@ def own_environment(environment: MutableMapping[str, str], master: str) -> None:
     environment["PYSPARK_PYTHON"] = sys.executable
     environment.setdefault("MALLOC_ARENA_MAX", "2")  # fewer, fuller heaps of glibc
     if master.startswith("local"):
-        # Else the JVM looks its own host's name up, and does not start where no name server knows it.
+        # Without it the JVM resolves the name of its own host, and does not start if no name server knows it.
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
         environment["SPARK_LOCAL_HOSTNAME"] = "localhost"
 
@@ -64,8 +64,9 @@ def own_environment(environment: MutableMapping[str, str], master: str) -> None:
 def launched(conf: SparkConf) -> Any:
     """PySpark's gateway to a new JVM. Raises EnvironmentFailure with the JVM's own reason.
 
-    It gets a Linux session of its own: without control groups the kernel shares processors out by session
-    (`sched_autogroup_enabled`), and niceness counts within one only. It ends with the pipe to its standard input.
+    The JVM gets a separate Linux session: without control groups the kernel distributes processors by session
+    (`sched_autogroup_enabled`), and niceness only counts within a session. The JVM ends with the pipe to its standard
+    input.
     """
     from pyspark.java_gateway import launch_gateway
 
@@ -83,7 +84,7 @@ def launched(conf: SparkConf) -> Any:
 
 
 class Output:
-    """Standard output and error of a JVM, as events of the log, on a thread of its own until the JVM ends."""
+    """Logs the standard output and error of a JVM, in a thread that runs until the JVM ends."""
 
     def __init__(self) -> None:
         read_end, self.write_end = os.pipe()
@@ -93,13 +94,13 @@ class Output:
         self._thread.start()
 
     def close(self) -> None:
-        """This process writes nothing; the JVM has its own end of the pipe by now, or none."""
+        """Close this process's end of the pipe. The JVM has its own by now, or has not started."""
         if self._open:
             self._open = False
             os.close(self.write_end)
 
     def last(self) -> list[str]:
-        """The last lines of a JVM that has ended."""
+        """The last lines of output, after the end of the JVM."""
         self._thread.join(5.0)
         return list(self._last)
 
@@ -116,8 +117,8 @@ def _tell(line: str) -> None:
     if _USUAL.search(line):
         log.debug("jvm-output", line=line)
         return
-    found = _LEVEL.match(line)
-    if found and found[1] in ("ERROR", "FATAL"):
+    level = _LEVEL.match(line)
+    if level and level[1] in ("ERROR", "FATAL"):
         log.error("jvm-output", line=line)
     else:
         log.warning("jvm-output", line=line)
@@ -127,7 +128,7 @@ def _not_started(lines: Iterable[str], error: Exception) -> EnvironmentFailure:
     said = list(lines)
     reason = next((line for line in said if _REASON.search(line)), said[-1] if said else str(error))
     if any(_NO_JAVA.search(line) for line in said):
-        hint = "Install Java 17 (Debian: openjdk-17-jre-headless), or let JAVA_HOME name it."
+        hint = "Install Java 17 (Debian: openjdk-17-jre-headless), or set JAVA_HOME to an installation."
     else:
-        hint = "The reason is Java's; the lines above (jvm-output) have the rest."
+        hint = "The reason comes from Java; the lines above (jvm-output) have the details."
     return EnvironmentFailure("Spark does not start", hint=hint, reason=reason.strip(), code="DB-3015")

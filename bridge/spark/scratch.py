@@ -1,8 +1,8 @@
-"""Scratch directories: files that nobody needs after their process has ended.
+"""Scratch directories: files that are useless after the end of their process.
 
-Each is locked (flock) for as long as its process lives. So a directory whose lock is free was left by a process that
-was killed, and the next process removes it, whatever its process id and container were. `systemd-tmpfiles` leaves
-locked directories alone; other cleaners may not, so their users ask `is_there` before they rely on one.
+Each directory is locked (flock) during the life of its process. A directory with a free lock was therefore left by a
+killed process, and the next process removes it; process ids and containers do not matter. `systemd-tmpfiles` spares
+locked directories. Other cleaners may not, so users call `is_there` before they rely on one.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from bridge.errors import EnvironmentFailure
 
 PREFIX: Final = "delay-bridge-scratch-"
 ATTEMPTS: Final = 5
-"""A process that sweeps may remove a directory between its making and its locking."""
+"""Attempts to create a directory: a sweeping process may remove it before it is locked."""
 MEMORY: Final = Path("/dev/shm")
 MEMORY_FREE_MIN: Final = 16 << 20
-"""Bytes that a tmpfs must have left for Spark's own log, which takes a few."""
+"""Free bytes that a tmpfs must have for Spark's own log, which is small."""
 SOCKET_PATH_MAX: Final = 107
-"""Bytes of a Unix domain socket's path (`sun_path` less its end)."""
+"""Bytes of a Unix domain socket's path (`sun_path` without its final NUL)."""
 
 
 class Scratch:
-    """A directory of this process below `parent`. Raises EnvironmentFailure where none can be made."""
+    """A directory of this process below `parent`. Raises EnvironmentFailure if it cannot be created."""
 
     def __init__(self, parent: Path) -> None:
         sweep(parent)
@@ -40,14 +40,14 @@ class Scratch:
             raise _refused(parent, error) from error
 
     def is_there(self) -> bool:
-        """Whether the directory still exists, and is the one that was made."""
+        """Whether the created directory still exists."""
         try:
             return self.path.stat().st_ino == os.fstat(self._lock).st_ino
         except OSError:
             return False
 
     def renew(self) -> None:
-        """Make it anew at the same path, for processes that know it by that. Raises EnvironmentFailure."""
+        """Create the directory again at the same path, which other processes know. Raises EnvironmentFailure."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = _locked(self.path)
@@ -57,7 +57,7 @@ class Scratch:
         self._lock = lock
 
     def close(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove the directory with its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):
             os.close(self._lock)
@@ -70,7 +70,7 @@ class Scratch:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the scratch directories below `parent` whose processes have ended. One of another user stays."""
+    """Remove the scratch directories below `parent` whose processes have ended, except those of other users."""
     for path in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
             lock = _locked(path)
@@ -82,7 +82,7 @@ def sweep(parent: Path) -> None:
 
 @contextmanager
 def in_memory() -> Iterator[Path]:
-    """A scratch directory in memory where the machine has a tmpfs for it, else in the temporary directory. Raises
+    """A scratch directory in memory if the machine has a suitable tmpfs, else in the temporary directory. Raises
     EnvironmentFailure."""
     try:
         usable = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_FREE_MIN
@@ -94,7 +94,7 @@ def in_memory() -> Iterator[Path]:
 
 @contextmanager
 def for_a_socket(name: str) -> Iterator[Path]:
-    """The path of a Unix domain socket called `name`, in a scratch directory whose path is short enough. Raises
+    """The path of a Unix domain socket called `name`, in a scratch directory with a path of legal length. Raises
     EnvironmentFailure."""
     parents = [temporary(), Path("/tmp"), Path("/var/tmp"), MEMORY]
     longest = len(os.fsencode(f"/{PREFIX}12345678/{name}"))
@@ -111,19 +111,19 @@ def for_a_socket(name: str) -> Iterator[Path]:
             return
     raise refused or EnvironmentFailure(
         f"the path of {temporary()} is too long for a socket",
-        hint="Let TMPDIR name a directory with a path of at most 80 characters.",
+        hint="Set TMPDIR to a directory with a path of at most 80 characters.",
         code="DB-3086",
     )
 
 
 def temporary() -> Path:
-    """The temporary directory. Raises EnvironmentFailure where this user may write in none."""
+    """The temporary directory. Raises EnvironmentFailure if this user may not write to any."""
     try:
         return Path(tempfile.gettempdir())
     except OSError as error:
         raise EnvironmentFailure(
-            "there is no temporary directory that can be written",
-            hint="Mount one at /tmp, or let TMPDIR name a directory with room that this user may write.",
+            "no temporary directory is writable",
+            hint="Mount one at /tmp, or set TMPDIR to a writable directory with free space.",
             reason=error.strerror or errno.errorcode.get(error.errno or 0, "unknown"),
             code="DB-3085",
         ) from error
@@ -131,8 +131,8 @@ def temporary() -> Path:
 
 def _refused(parent: Path, error: OSError) -> EnvironmentFailure:
     return EnvironmentFailure(
-        f"cannot make a scratch directory in {parent}: {error.strerror}",
-        hint="Make room there, or let TMPDIR name a directory that this user may write.",
+        f"cannot create a scratch directory in {parent}: {error.strerror}",
+        hint="Make room there, or set TMPDIR to a directory that this user may write.",
         code="DB-3085",
     )
 
@@ -151,7 +151,7 @@ def _made(parent: Path) -> tuple[Path, int]:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor of the directory, locked. Raises OSError where another process has it."""
+    """A descriptor of the locked directory. Raises OSError if another process has the lock."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""The Spark session, set up for small, latency-bound work in a sidecar.
+"""The Spark session, configured for small, latency-bound work in a sidecar.
 
-Measured on two cores (docs/architecture.md has the table): what an analytics job wants from Spark, wide parallelism
-and a fully optimising compiler, costs a sidecar memory and its tail latency. Every default here can be overridden by
-`spark.conf`, except what decoding and recovery rest on.
+Analytics jobs need wide parallelism and a fully optimising compiler. In a sidecar these cost memory and tail latency
+(docs/architecture.md has the measurements). `spark.conf` can override every default here, except those that decoding
+and recovery rely on.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ LOG_LEVEL: Final = "ERROR"
 ARCHIVE: Final = "spark-classes.jsa"
 JVM_OPTIONS: Final = " ".join(
     (
-        # A young generation that holds what is on its way. With twice as much, a first backlog is read 7 % faster, for
+        # A young generation that holds the records in transit. Twice its size reads a first backlog 7 % faster, for
         # 58 MiB.
         "-XX:+UseSerialGC -Xmn64m -XX:SurvivorRatio=3 -Xss4m",
-        # The heap begins where load will have it, and shrinks to what lives when there is none: by default it would
+        # The heap begins at its size under load, and shrinks to the live objects without load. By default it would
         # begin at a 64th of the machine's memory, and keep more than half of itself free.
         "-XX:InitialHeapSize=176m -XX:MinHeapSize=128m -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40",
-        # The optimising compiler takes up a method after twenty times as many calls: what only a start runs it leaves
-        # alone (it took a third of the CPU of a start), and what every record runs it reaches within a minute.
+        # The optimising compiler waits for twenty times as many calls. It skips methods that only a start runs (a third
+        # of the CPU of a start), and reaches the methods that run for each record within a minute.
         "-XX:Tier4InvocationThreshold=100000 -XX:Tier4MinInvocationThreshold=12000",
         "-XX:Tier4CompileThreshold=300000 -XX:Tier4BackEdgeThreshold=800000",
-        # What the compiler has used is given back. (The first Java 17 do not know the option.)
+        # Returns the compiler's memory to the system. (The first releases of Java 17 do not have the option.)
         "-XX:+IgnoreUnrecognizedVMOptions -XX:TrimNativeHeapInterval=10000",
-        # One connection makes Arrow's batches: one arena for them is enough.
+        # One connection creates Arrow's batches: a single arena is enough.
         "-Dio.netty.allocator.numDirectArenas=1 -Dio.netty.allocator.numHeapArenas=0",
         "-XX:+ExitOnOutOfMemoryError",
-        # Else a file in the temporary directory, which a killed JVM leaves there.
+        # Prevents a file in the temporary directory that a killed JVM would leave behind.
         "-XX:-UsePerfData",
     )
 )
@@ -77,7 +77,7 @@ DEFAULTS: Final = {
 }
 
 REQUIRED: Final = {
-    # Options of the source hold logins and keys: wherever Spark prints options, it prints these as redacted.
+    # Options of the source contain logins and keys, which Spark must redact when it prints options.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore",
     "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|jaas|keystore",
     "spark.sql.session.timeZone": "UTC",
@@ -85,7 +85,7 @@ REQUIRED: Final = {
     "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.variable.substitute": "false",
     "spark.task.maxFailures": "1",
-    # The query's log is not our recovery point: no CRC files for it; and no process for the mode of each file.
+    # The query's log is not the bridge's recovery point: no CRC files, and no process for the mode of each file.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -94,20 +94,20 @@ REQUIRED: Final = {
 
 
 _WANTED: Final = threading.Event()
-"""Somebody waits for what only Java can do."""
+"""Set when a caller needs Java."""
 
 log = structlog.get_logger("bridge.spark.session")
 
 SPARE_SLOTS: Final = 16
-"""For partitions that are added while the bridge runs, and for batch jobs. An unused slot costs nothing."""
+"""Slots for partitions that are added while the bridge runs, and for batch jobs. An unused slot costs nothing."""
 
 
 def with_slots(master: str, partitions: int) -> str:
-    """`local`, `local[N]` or `local[*]` with a slot for each partition and some to spare, and one attempt for each
-    task; another master as it is.
+    """`local`, `local[N]` or `local[*]` with a slot for each partition, spare slots, and one attempt for each task.
+    Another master stays unchanged.
 
-    A task of real-time mode keeps its slot, and one that finds none is never run, without an error. (Slots are threads,
-    not cores.) A task that is tried again sends its whole batch again: the query is rather started anew.
+    A task of real-time mode keeps its slot. A task without a slot never runs, and causes no error. (Slots are threads,
+    not cores.) A second attempt of a task would send its whole batch again, so the query is started anew instead.
     """
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master.replace(" ", ""))
     if local is None:
@@ -118,7 +118,7 @@ def with_slots(master: str, partitions: int) -> str:
 
 @contextmanager
 def quiet(session: SparkSession) -> Iterator[None]:
-    """Without Spark's log of errors: a query that is stopped tells a hundred lines of interrupted tasks."""
+    """Suppress Spark's log of errors: a stopping query logs a hundred lines about interrupted tasks."""
     session.sparkContext.setLogLevel("OFF")
     try:
         yield
@@ -127,14 +127,14 @@ def quiet(session: SparkSession) -> Iterator[None]:
 
 
 class Files:
-    """Spark's own files: a scratch directory for as long as the process lives."""
+    """Spark's own files: a scratch directory during the life of the process."""
 
     def __init__(self) -> None:
         self._scratch: Scratch | None = None
         self._noted: list[Path] = []
 
     def path(self) -> Path:
-        """The directory; it is made where it is not there. The JVM knows it by this path. Raises EnvironmentFailure."""
+        """The directory, created if missing, always at the path that the JVM knows. Raises EnvironmentFailure."""
         if self._scratch is None:
             self._scratch = Scratch(temporary())
             atexit.register(self._scratch.close)
@@ -143,11 +143,11 @@ class Files:
         return self._scratch.path
 
     def note(self) -> None:
-        """A session is there, with its files."""
+        """Note the files of a new session."""
         self._noted = [path for path in self.path().iterdir() if path.name.startswith(("blockmgr-", "spark-"))]
 
     def are_there(self) -> bool:
-        """Whether the session's files still are."""
+        """Whether the session's files still exist."""
         return self._scratch is not None and self._scratch.is_there() and all(path.exists() for path in self._noted)
 
 
@@ -155,13 +155,13 @@ _FILES: Final = Files()
 
 
 class SessionStart:
-    """The session, made on a thread of its own: delivery does not wait for it."""
+    """Creates the session in a separate thread, so that delivery does not wait for it."""
 
     def __init__(
         self, make: Callable[[], SparkSession], on_failure: Callable[[BridgeError], None], after_s: float = 0
     ) -> None:
-        """`make` raises BridgeError, which is told to `on_failure` and by `session`. It is called after so long, or as
-        soon as the session is wanted."""
+        """`make` may raise BridgeError; `on_failure` gets it, and `session` raises it. `make` is called after
+        `after_s`, or as soon as the session is wanted."""
         self._make = make
         self._on_failure = on_failure
         self._after_s = after_s
@@ -173,9 +173,9 @@ class SessionStart:
         _WANTED.wait(self._after_s)
         self.session.set_running_or_notify_cancel()
         try:
-            # With a low priority, importing would keep the interpreter's lock from delivery for long.
+            # An import with low priority would keep the interpreter's lock from delivery for a long time.
             importlib.import_module("pyspark.sql")
-            with suppress(OSError):  # no Linux, where this is for a thread and what it starts
+            with suppress(OSError):  # on Linux this applies to the thread and its children; elsewhere it may fail
                 own = threading.get_native_id()
                 os.setpriority(os.PRIO_PROCESS, own, max(java_process.NICE, os.getpriority(os.PRIO_PROCESS, own)))
             self.session.set_result(self._make())
@@ -186,8 +186,8 @@ class SessionStart:
 
 
 def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> SparkSession:
-    """The process's session with the Kafka connector's jars, and slots for so many partitions. Raises
-    EnvironmentFailure when Java does not start, or a slot is missing."""
+    """The process's session with the Kafka connector's jars, and slots for `partitions`. Raises EnvironmentFailure if
+    Java does not start, or a slot is missing."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -203,7 +203,7 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
     except Exception as error:
         raise EnvironmentFailure(
             f"Spark does not start: {error}",
-            hint="The lines above (jvm-output) have Java's reason.",
+            hint="The lines above (jvm-output) contain Java's reason.",
             code="DB-3015",
         ) from error
     session.sparkContext.setLogLevel(LOG_LEVEL)
@@ -212,29 +212,29 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
 
 
 def intact(session: SparkSession, make: Callable[[], SparkSession]) -> SparkSession:
-    """The process's session; made anew where a cleaner of temporary directories has removed its files. `session` is the
-    first one. Raises what `make` raises."""
+    """The process's session, or a new one if a cleaner of temporary directories has removed its files. `session` is the
+    first session. Raises the exceptions of `make`."""
     current = _instantiated() or session
     if _FILES.are_there():
         return current
     log.warning("spark-files-gone", directory=str(_FILES.path()))
-    with suppress(Exception):  # it may miss its files; the next one does not need it
+    with suppress(Exception):  # it may fail without its files; the next session does not need it
         current.sparkContext.setLogLevel("OFF")
         current.stop()
     return make()
 
 
 def want() -> None:
-    """Start Java now, where a start waits (`spark.start_after`): it is asked something."""
+    """Start Java now instead of after `spark.start_after`: a caller needs it."""
     _WANTED.set()
 
 
 def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratch: Path) -> dict[str, str]:
-    """Spark's, of a session with these jars, slots for so many partitions, and its files in `scratch`."""
+    """Spark's properties for a session with these jars, slots for `partitions`, and its files in `scratch`."""
     heap = f"{settings.spark.driver_memory >> 20}m"
     user = {name: plain(value) for name, value in settings.spark.conf.items()}
-    # On the class path from the first moment: Spark needs its file system before it looks at `spark.jars`. PySpark's
-    # own follow by name: Spark would add them in the order of the directory, with which no archive fits for long.
+    # On the class path from the beginning: Spark needs the file system before it reads `spark.jars`. PySpark's own jars
+    # follow sorted by name: Spark would add them in the order of the directory, which soon invalidates an archive.
     before = user.pop("spark.driver.extraClassPath", None)
     class_path = [*map(str, jars), *([before] if before else map(str, shipped()))]
     mapped = [] if before else map(_quoted, _archived(jars))
@@ -251,7 +251,7 @@ def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratc
         "spark.driver.extraJavaOptions": options,
         "spark.driver.extraClassPath": os.pathsep.join(class_path),
         "spark.local.dir": str(scratch),
-        "spark.jars.ivy": str(scratch / "ivy"),  # by default below the user's home, which a user may lack
+        "spark.jars.ivy": str(scratch / "ivy"),  # by default below the user's home, which may not exist
     }
     if not settings.spark.master.startswith("local"):
         chosen["spark.jars"] = ",".join(str(jar) for jar in jars)
@@ -265,32 +265,32 @@ def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratc
 
 
 def _quoted(option: str) -> str:
-    """As Spark reads an option among others."""
+    """An option in quotes, as Spark parses lists of options."""
     return f'"{option}"'
 
 
 def archive(jars: Sequence[Path]) -> Path:
-    """Where the archive of classes is that goes with these jars (class_archive.py)."""
+    """The path of the class archive for these jars (class_archive.py)."""
     return jars[0].parent / ARCHIVE
 
 
 def with_classes(jars: Sequence[Path]) -> list[str]:
-    """Options of a JVM beside Spark's: it has the same class path, so that the archive fits, and a start takes two
-    thirds of the time."""
+    """Options for a further JVM. It has Spark's class path, so it can use the archive, and a start takes two thirds of
+    the time."""
     return [*_archived(jars), "-cp", os.pathsep.join(map(str, (*jars, *shipped())))]
 
 
 def _archived(jars: Sequence[Path]) -> list[str]:
-    """The JVM's options for the archive, if there is one. It is mapped at the address that it was made for. At a random
-    one (from Java 20 on, and in some builds of 17), a start writes all addresses in it anew: that takes 0.1 s, and the
-    memory of every page."""
+    """The JVM's options for the archive, if it exists. It is mapped at its original address. At a random address (the
+    default from Java 20 on, and in some builds of 17), a start relocates all its pointers, which takes 0.1 s and
+    private memory for every page."""
     if not jars or not archive(jars).is_file():
         return []
     return [f"-XX:SharedArchiveFile={archive(jars)}", "-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0"]
 
 
 def stop() -> None:
-    """End the process's session, if there is one, and its JVM with it. One that has died says so where it was used."""
+    """End the process's session, if any, and its JVM. The user of a dead session has already had its error."""
     with suppress(Exception):
         session = _instantiated()
         if session is not None:
@@ -298,14 +298,14 @@ def stop() -> None:
 
 
 def _instantiated() -> SparkSession | None:
-    """The process's session; nothing is imported to find that there is none."""
+    """The process's session, or None; never imports PySpark."""
     made = getattr(sys.modules.get("pyspark.sql"), "SparkSession", None)
-    found: SparkSession | None = getattr(made, "_instantiatedSession", None)
-    return found
+    session: SparkSession | None = getattr(made, "_instantiatedSession", None)
+    return session
 
 
 def end_jvm() -> None:
-    """End a JVM that stands still, so that calls into it return: it hears nothing else."""
+    """Kill a hanging JVM, so that calls into it return; it would not react to anything else."""
     context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     process = getattr(getattr(context, "_gateway", None), "proc", None)
     if process is not None:

@@ -1,6 +1,6 @@
-"""What coordinators know of the transactions of transactional ids (KIP-664). librdkafka does not ask; the Java client
-does, in a process of its own (../ingest/java/TransactionStates.java): delivery waits for the answer after a kill, and
-must not wait for Spark, whose JVM starts later, and with a lower priority.
+"""The states of transactions by transactional id, from their coordinators (KIP-664). librdkafka lacks this request, so
+a separate process makes it with the Java client (../ingest/java/TransactionStates.java). After a kill, delivery waits
+for the answer, and must not wait for Spark, whose JVM starts later and with a lower priority.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridge.spark.session import with_classes
 
 ANSWER_S: Final = 10
 START_S: Final = 20
-"""For the process itself, on a busy machine. Then it is asked again."""
+"""Extra time for the start of the process on a busy machine. Then the request is repeated."""
 REASON_CHARS_MAX: Final = 500
 UNKNOWN: Final = "-"
 
@@ -30,9 +30,9 @@ log = structlog.get_logger("bridge.spark.transactions")
 def coordinators(
     settings: Settings, jars: Callable[[], Sequence[Path]]
 ) -> Callable[[Sequence[str]], Mapping[str, str | None]]:
-    """A function from transactional ids to the states of their transactions (`CompleteCommit`), as Kafka names them;
-    None when the coordinator knows nothing of the id. It raises KafkaException when there is no answer now: ask again.
-    `jars` are the connector's, with Kafka's client and the Java of the bridge.
+    """A function from transactional ids to the states of their transactions in Kafka's words (`CompleteCommit`), or
+    None for an id that the coordinator does not know. Without an answer it raises KafkaException; call it again. `jars`
+    are those of the connector, with Kafka's client and the bridge's Java.
     """
 
     def ask(names: Sequence[str]) -> Mapping[str, str | None]:
@@ -47,11 +47,11 @@ def coordinators(
                 check=False,
                 start_new_session=True,
             )
-            said = ran.stdout.splitlines()[-len(names) :]  # warnings of the JVM may come before them
+            said = ran.stdout.splitlines()[-len(names) :]  # warnings of the JVM may precede them
             if ran.returncode == 0 and len(said) == len(names):
                 return {name: None if state == UNKNOWN else state for name, state in zip(names, said, strict=True)}
             told = ran.stdout.strip() or ran.stderr.strip() or "nothing"
-            reason = f"the process has ended with status {ran.returncode}, and said: {told[-REASON_CHARS_MAX:]}"
+            reason = f"the process ended with status {ran.returncode}, and printed: {told[-REASON_CHARS_MAX:]}"
         except (OSError, subprocess.TimeoutExpired, EnvironmentFailure) as failure:
             reason = str(failure)
         log.warning("coordinator-not-asked", ids=", ".join(names), reason=reason)
