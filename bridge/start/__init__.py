@@ -1,1 +1,1 @@
-"""From what Kafka and the directory hold to where to begin."""
+"""Decisions of a start: facts from Kafka and the store's directory, the start plan, the place to begin."""

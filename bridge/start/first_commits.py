@@ -1,4 +1,4 @@
-"""Where every partition begins: first use, going on, or a state that must not be guessed at.
+"""The start plan: for each partition a first use, a continuation, or a refusal to guess.
 
     commits of the topic   log start   checkpoint   partition                    decision
     none                   0           no           any                          first use: commit (0, minus infinity)
@@ -9,11 +9,11 @@
     some, not this one     0           no           index >= every committed n   added: commit (0, minus infinity)
     some, not this one     -           -            otherwise                    StateError: the commit was deleted
 
-A partition of which nothing is known is never delivered from its beginning: that could repeat everything. A first use
-concerns all partitions of a topic; the other lines concern the owner of that partition, and nobody else.
+An unknown partition is never delivered from its beginning: that could repeat all its messages. A first use concerns all
+partitions of a topic; the other lines concern only the owner of the partition.
 
-Pure: `decide` makes a `StartPlan` of `StartFacts`. These are gathered by `facts.py`, and `runtime/pipeline.py` executes
-the plan. Only how far the index reaches is known later, when it has been opened: see `StartPlan.ingest_start`.
+Pure: `decide` derives a `StartPlan` from `StartFacts`. `facts.py` gathers the facts, and `runtime/pipeline.py` executes
+the plan. The coverage of the index is known only after it is opened: see `StartPlan.ingest_start`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from timerstore.rows.sources import Cuts, NamedState, NamedStep, SourceName
 ANOTHER_TOPIC: Final = "DB-4014"
 """The code of `another_topic`."""
 NO_TOPIC: Final = "DB-4016"
-"""Of a delay topic that does not exist."""
+"""The code for a delay topic that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """What the broker says of a delay topic: its id, and log start and end (high watermark) by partition index; and
-    the leaders' epochs, where they are told."""
+    """The broker's facts about a delay topic: its id, log start and end (high watermark) by partition index, and the
+    leaders' epochs if known."""
 
     topic_id: str
     log_start: tuple[int, ...]
@@ -68,13 +68,13 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFacts:
-    """What Kafka, the directory and the configuration hold when a start begins.
+    """The facts from Kafka, the directory and the configuration at the beginning of a start.
 
-    `owned` are this instance's partitions. By delay topic that has some of them: `topics`, the `parameters` that are
-    configured for decoding, and `limits`. `committed` holds every partition of these topics that has a commit,
-    whichever instance owns it; `unreadable` are those of others whose commit cannot be read. `covered` is O_c of each
-    partition in the index's checkpoint; `holds_given_up` says whether the index has rows of a partition that it covers
-    just up to where an operator gave up what lay below.
+    `owned` are this instance's partitions. For each delay topic with owned partitions: `topics`, the configured decode
+    `parameters`, and `limits`. `committed` has the state of every partition of these topics with a commit, for any
+    owner; `unreadable` are other instances' partitions with an unreadable commit. `covered` is O_c of each partition in
+    the index's checkpoint. `holds_given_up`: the index has rows of a partition below an offset that an operator has
+    given up, and covers it just up to there.
     """
 
     owned: frozenset[SourceName]
@@ -89,18 +89,18 @@ class StartFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstCommits:
-    """The commits that must be made before anything else, by partition.
+    """The commits that must precede everything else, by partition.
 
-    Of a topic's first use, only the owner of partition 0 makes them, for all partitions and in one request, which the
-    broker stores as a whole: two instances that start together cannot overwrite each other's progress. The others wait
-    for it. Of a partition that is added later, its owner alone does: the owner of partition 0 may not even look. No
-    committed count n ever covers a partition without a commit.
+    At a topic's first use, only the owner of partition 0 commits, for all partitions and in one request. The broker
+    stores it as a whole, so two instances that start together cannot overwrite each other's progress. The others wait.
+    For a partition that is added later, its owner commits: the owner of partition 0 may not notice it. No committed
+    count n ever covers a partition without a commit.
     """
 
     states: Mapping[SourceName, CommittedState]
 
     def of_owner(self, owned: Collection[SourceName]) -> list[Mapping[SourceName, CommittedState]]:
-        """The commits for the owner of these partitions to make: one request for each topic."""
+        """The commits of the owner of these partitions: one request for each topic."""
         requests: list[Mapping[SourceName, CommittedState]] = []
         for topic in sorted({topic for topic, _ in self.states}):
             states = {name: state for name, state in self.states.items() if name[0] == topic}
@@ -111,12 +111,12 @@ class FirstCommits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan:
-    """How to go on.
+    """The plan of a start.
 
-    By owned partition: `states` are the committed ones, with the decode epochs that hold from now on; `log_marks` where
-    the log begins and ends; `log_starts` from where on the log counts for the index. By delay topic: `windows`, and
-    `spare_ms`, for how long the bridge may be down before unfinished records are deleted (absent: for ever).
-    `gives_up_index`: an operator has given up messages that the index may hold (`delay-bridge reset-offsets`).
+    By owned partition: `states` are the committed states with the decode epochs from now on; `log_marks` are the start
+    and end of the log; `log_starts` are the offsets from which the log counts for the index. By delay topic: `windows`,
+    and `spare_ms`, the longest downtime before unfinished records are deleted (absent: unlimited). `gives_up_index`: an
+    operator has given up messages that the index may hold (`delay-bridge reset-offsets`).
     """
 
     states: Mapping[SourceName, CommittedState]
@@ -126,34 +126,35 @@ class StartPlan:
     spare_ms: Mapping[str, int]
     gives_up_index: bool
     pauses: Said = ()
-    """Of targets, as all partitions have them."""
+    """The pauses of targets, merged from all partitions."""
 
     @property
     def committed(self) -> dict[SourceName, int]:
-        """O by partition: ingest reads up to it before anything is delivered (invariant I6)."""
+        """O by partition: ingest reads up to it before the first delivery (invariant I6)."""
         return {name: state.offset for name, state in self.states.items()}
 
     @property
     def progress(self) -> dict[SourceName, NamedState]:
-        """(O, P) by partition, as the store takes them."""
+        """(O, P) by partition, for the store."""
         return {name: (state.offset, state.position) for name, state in self.states.items()}
 
     @property
     def cuts(self) -> dict[SourceName, Cuts]:
-        """Where logs were cut, by partition."""
+        """The cuts of the logs, by partition."""
         return {name: state.cuts for name, state in self.states.items()}
 
     @property
     def frozen(self) -> dict[SourceName, tuple[NamedStep, ...]]:
-        """Frozen steps by partition, where there are some."""
+        """Frozen steps by partition; partitions without steps are absent."""
         return {name: state.frozen for name, state in self.states.items() if state.frozen}
 
     def ingest_start(
         self, covered: Mapping[SourceName, int | None], held: Mapping[SourceName, int]
     ) -> tuple[dict[SourceName, int], dict[SourceName, int]]:
-        """Where ingest begins: the end of what the index covers, else the log's start or where the bridge's part of the
-        topic begins; and O where records are gone already that no index covers. `covered` is the end of what the open
-        index holds of each partition (None: it is read again), `held` below which it has what is gone."""
+        """The first offsets of ingest: the end of the index's coverage, else the start of the log or of the bridge's
+        part of the topic; and O of partitions with deleted records that the index does not cover. `covered` is the end
+        of the open index by partition (None: read the partition again); below `held` the index has the deleted
+        records."""
         offsets, unheld = {}, {}
         for name, end in covered.items():
             first, log_start = self.states[name].first_offset, self.log_marks[name].start
@@ -171,25 +172,25 @@ def decide(facts: StartFacts) -> StartDecision:
     missing: dict[SourceName, CommittedState] = {}
     states: dict[SourceName, CommittedState] = {}
     marks: dict[SourceName, Watermarks] = {}
-    for topic, found in sorted(facts.topics.items()):
+    for topic, topic_facts in sorted(facts.topics.items()):
         parameters = facts.parameters[topic]
         committed = {partition: state for (name, partition), state in facts.committed.items() if name == topic}
-        _must_be_this_topic(topic, found, committed)
+        _must_be_this_topic(topic, topic_facts, committed)
         absent = _absent(facts, topic, committed)
         due = {partition for partition in absent if not committed or (topic, partition) in facts.owned}
-        counted = min(set(absent) - due, default=found.partitions)
+        counted = min(set(absent) - due, default=topic_facts.partitions)
         if due:
-            first = initial_state(offset=0, topic_id=found.topic_id, partitions=counted, parameters=parameters)
+            first = initial_state(offset=0, topic_id=topic_facts.topic_id, partitions=counted, parameters=parameters)
             missing |= {(topic, partition): first for partition in due}
             continue
         for partition in sorted(partition for name, partition in facts.owned if name == topic):
-            state, start, end = committed[partition], found.log_start[partition], found.log_end[partition]
+            state, start, end = committed[partition], topic_facts.log_start[partition], topic_facts.log_end[partition]
             _must_be_in_range(topic, partition, state.offset, start, end)
             epochs = amend_epochs(state.epochs, state.offset, start, parameters)
             state = replace(state, epochs=epochs, partitions=max(state.partitions, counted))
             state.must_fit((topic, partition))
             states[topic, partition] = state
-            marks[topic, partition] = found.marks(partition)
+            marks[topic, partition] = topic_facts.marks(partition)
     return FirstCommits(states=missing) if missing else _plan(facts, states, marks)
 
 
@@ -204,7 +205,7 @@ def _plan(
     gives_up = facts.holds_given_up or any(
         covered[name] < state.first_offset for name, state in states.items() if name in covered
     )
-    # Of a partition that was given up once, nothing that the index does not cover counts, wherever its log begins.
+    # For a partition that was once given up, records outside the index do not count, wherever its log begins.
     kept = {} if gives_up else covered
     given_up = {name for name, state in states.items() if state.first_offset and name not in kept}
     return StartPlan(
@@ -218,7 +219,7 @@ def _plan(
             if limits.retention_ms >= 0
         },
         gives_up_index=gives_up,
-        pauses=merged(each for state in facts.committed.values() for each in state.pauses),
+        pauses=merged(pause for state in facts.committed.values() for pause in state.pauses),
     )
 
 
@@ -230,7 +231,7 @@ def _must_be_this_topic(topic: str, facts: TopicFacts, committed: Mapping[int, C
 
 
 def another_topic(**fields: object) -> StateError:
-    """The error for a delay topic that is not the one whose offsets are committed."""
+    """The error for a delay topic that is not the topic of the committed offsets."""
     return StateError(
         "the delay topic was deleted and created again: the committed offsets belong to the old one",
         hint=f"Messages of the old topic are gone. {RESET}.",
@@ -240,8 +241,8 @@ def another_topic(**fields: object) -> StateError:
 
 
 def _absent(facts: StartFacts, topic: str, committed: Mapping[int, CommittedState]) -> list[int]:
-    """The partitions of a topic that have no first commit yet. Raises StateError where one that is owned has no commit
-    for another reason; others than its owner go on."""
+    """The partitions of a topic without a first commit. Raises StateError if an owned one lacks its commit for another
+    reason; instances that do not own it go on."""
     checkpointed = {partition for name, partition in facts.covered if name == topic}
     known = max((state.partitions for state in committed.values()), default=0)
     absent = []
@@ -257,7 +258,7 @@ def _absent(facts: StartFacts, topic: str, committed: Mapping[int, CommittedStat
 
 
 def _not_new(topic: str, partition: int, log_start: int, *, was_known: bool) -> StateError | None:
-    """Why a partition without a commit is not begun from its beginning."""
+    """The error of a partition without a commit that must not start from its beginning; None: it may."""
     if was_known:
         return StateError(
             "the committed offset of a partition is missing, though the bridge has delivered from it before",
@@ -269,7 +270,7 @@ def _not_new(topic: str, partition: int, log_start: int, *, was_known: bool) -> 
     if log_start > 0:
         return StateError(
             "a partition has no committed offset, and its oldest records are gone",
-            hint=f"Either the bridge has another id than before, or the topic was in use without it. {RESET}.",
+            hint=f"Either the bridge's id was changed, or the topic was used without the bridge. {RESET}.",
             topic=topic,
             partition=partition,
             log_start=log_start,
@@ -291,7 +292,7 @@ def _must_be_in_range(topic: str, partition: int, offset: int, start: int, end: 
         )
     if offset > end:
         raise StateError(
-            "the committed offset lies beyond the end of the delay topic: it was truncated, or is another cluster's",
+            "the committed offset lies beyond the end of the delay topic: it was truncated, or is of another cluster",
             hint=f"Check bootstrap.servers. {RESET}.",
             topic=topic,
             partition=partition,

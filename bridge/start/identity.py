@@ -1,19 +1,18 @@
-"""Is this still the log that the bridge has read? What a start insists on, asked again and again while it runs.
+"""The identity of the logs: the conditions of a start, checked repeatedly while the bridge runs. Pure.
 
     topic now      log start    log end      partition
-    missing        -            -            MISSING    held until the same topic is there again
-    another id     -            -            REPLACED   held: it is another log, whatever its offsets
-    the same       > expected   -            DELETED    held: records are gone that were not read
-    the same       -            < read       TRUNCATED  held, mended: a leader with less of the log has cut it
-    the same       <= expected  >= read      none; TRUNCATED where later leaders have written to what was read
-    told by a former leader                  as without an answer
+    missing        -            -            MISSING    held until the same topic exists again
+    another id     -            -            REPLACED   held: it is another log, with any offsets
+    the same       > expected   -            DELETED    held: unread records are gone
+    the same       -            < read       TRUNCATED  held, mended: a leader with a shorter log has cut it
+    the same       <= expected  >= read      none; TRUNCATED if later leaders have written to the read part
+    answer of a former leader                as without an answer
 
-`expected` is the next offset to be read, and `read` that, or the committed O where that is not reached yet. They are
-sampled before the log's marks, which are asked before the topic's id: so a topic that still has its id had it when the
-marks were taken. Pure.
+`expected` is the next offset to be read; `read` is the same, or the committed O if that is higher. Both are sampled
+before the log's marks, and these before the topic's id: a topic that still has its id also had it at its marks.
 
-A partition that is held is nobody's for as long: it is neither read, delivered nor committed, and the others go on. One
-that was truncated is mended (identity_watch.py): its committed offset goes back to where the log was cut.
+A held partition is neither read, delivered nor committed; the others go on. A truncated partition is mended
+(identity_watch.py): its committed offset goes back to the cut.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from timerstore.rows.sources import SourceName
 
 
 class Doubt(StrEnum):
-    """Why a partition is held."""
+    """The reason for a hold of a partition."""
 
     MISSING = "missing"
     REPLACED = "replaced"
     DELETED = "records-deleted"
     TRUNCATED = "truncated"
     REFUSED = "refused"
-    """A start would not go on with it; it came to this instance while others ran."""
+    """A start would refuse the partition, which came to this instance while others ran."""
     UNANSWERED = "no-answer"
-    """It came to this instance while others ran, and the brokers do not say how a start would go on: it is tried again
-    with the next look."""
+    """The partition came to this instance while others ran, and the brokers do not answer: the next look tries
+    again."""
 
 
 PASSES: Final = frozenset({Doubt.MISSING, Doubt.UNANSWERED})
 
 
 EXPLAINED: Final[Mapping[Doubt, str]] = {
-    Doubt.MISSING: "the topic is not there any more",
+    Doubt.MISSING: "the topic no longer exists",
     Doubt.REPLACED: "the topic was deleted and created again",
     Doubt.DELETED: "records were deleted before they were read",
     Doubt.TRUNCATED: "the brokers have lost acknowledged records",
@@ -59,8 +58,8 @@ EXPLAINED: Final[Mapping[Doubt, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """One partition at one look: the next offset to be read, as of before it, and where the log begins and ends (None:
-    no answer). What lies below `committed` was read earlier, perhaps by another process."""
+    """One partition at one look: the next offset to be read, sampled before, and the marks of the log (None: no
+    answer). Records below `committed` were read earlier, perhaps by another process."""
 
     expected: int
     marks: Watermarks | None
@@ -74,14 +73,10 @@ class Looked:
 def findings(
     known_ids: Mapping[str, str], ids_now: Mapping[str, str], looked: Mapping[SourceName, Looked]
 ) -> dict[SourceName, Doubt]:
-    """The doubts about partitions, as in the table; `known_ids` are topics' ids as they were read, `ids_now` those of
-    the topics that exist, asked after the marks in `looked`."""
-    found = {}
-    for name, each in looked.items():
-        doubt = _doubt(known_ids.get(name[0]), ids_now.get(name[0]), each)
-        if doubt is not None:
-            found[name] = doubt
-    return found
+    """The doubts about partitions, by the table. `known_ids` are the ids of the topics that were read; `ids_now` are
+    those of the existing topics, sampled after the marks in `looked`."""
+    doubts = {name: _doubt(known_ids.get(name[0]), ids_now.get(name[0]), at) for name, at in looked.items()}
+    return {name: doubt for name, doubt in doubts.items() if doubt is not None}
 
 
 def _doubt(known_id: str | None, id_now: str | None, looked: Looked) -> Doubt | None:
@@ -97,8 +92,8 @@ def _doubt(known_id: str | None, id_now: str | None, looked: Looked) -> Doubt | 
 
 
 def believed(now: Looked, before: Looked | None) -> Looked:
-    """Without the marks of a former leader: a later one was known before, or its log does not have the records that
-    were read. Under one leader no log ever ends earlier."""
+    """`now` without the marks of a former leader: one with a lower epoch than before, or with a log that lacks read
+    records. Under one leader the end of a log never decreases."""
     old, marks = None if before is None else before.marks, now.marks
     if old is None or marks is None or marks.epoch < 0:
         return now
@@ -109,24 +104,24 @@ def believed(now: Looked, before: Looked | None) -> Looked:
 def stretches(
     before: Mapping[SourceName, Looked], now: Mapping[SourceName, Looked], shorter: Collection[SourceName]
 ) -> dict[SourceName, Stretch]:
-    """The stretches to be searched for records of later leaders: all records read by the look before, of partitions
-    that have had an election since then; and the rest of logs that have become `shorter`."""
-    found = {}
-    for name, each in now.items():
-        old, marks = before.get(name), each.marks
+    """The stretches to search for records of later leaders: all records that were read before the last look, of
+    partitions with an election since then; and the remaining part of logs that became `shorter`."""
+    wanted = {}
+    for name, at in now.items():
+        old, marks = before.get(name), at.marks
         if marks is None:
             continue
-        # The lost records of a shorter log were written under an earlier leader than its own.
-        epoch, end, is_elected = marks.epoch - 1, each.read, False
+        # The lost records of a shorter log were written under an earlier leader than the present one.
+        epoch, end, is_elected = marks.epoch - 1, at.read, False
         if old is not None and old.marks is not None:
             epoch, end, is_elected = old.marks.epoch, old.read, old.marks.epoch != marks.epoch
         if epoch >= 0 and (is_elected or name in shorter):
-            found[name] = Stretch(epoch=epoch, start=marks.start, end=min(end, marks.end))
-    return found
+            wanted[name] = Stretch(epoch=epoch, start=marks.start, end=min(end, marks.end))
+    return wanted
 
 
 def refusal(name: SourceName, doubt: Doubt) -> StateError | None:
-    """What ends a process that owns nothing but partitions in doubt; None where the doubt passes."""
+    """The error that ends a process with only doubtful partitions; None for a doubt that passes."""
     topic, partition = name
     if doubt is Doubt.REPLACED:
         return another_topic(topic=topic, partition=partition)

@@ -1,13 +1,13 @@
-"""The periodic look at the delay topics' identity (identity.py), and the partitions that are held by it.
+"""The periodic look at the delay topics' identity (identity.py), and the held partitions.
 
-A partition that is held is left out of what the pipeline delivers, as if another instance owned it: the pipeline gives
-it up between two transactions, and nothing of it is read, delivered or committed.
+The pipeline excludes a held partition as if another instance owned it: it gives the partition up between two
+transactions, and neither reads, delivers nor commits it.
 
-A log that was cut is mended with the next look, if the topic is the same then. In this order, and what a crash right
-after each step costs: 1. the partition is held (nothing: the next start, here or elsewhere, compares the log with what
-the committed state says was read under which leaders); 2. O goes back to the cut in Kafka, and the cut gets a number
-there (nothing: an index that does not know that number is not trusted, wherever it is); 3. the index is opened anew
-without what it has of that partition, which is read from the log's start again, and released.
+The look after a cut mends the log, if the topic is still the same. These are the steps, with the cost of a crash right
+after each: 1. the partition is held (nothing: the next start, here or elsewhere, compares the log with the leader
+epochs of the committed state); 2. in Kafka, O goes back to the cut, and the cut gets a number (nothing: no index
+without that number is trusted); 3. the index is opened anew without the rows of that partition, which is read again
+from the log's start, and released.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
 LOOK_S: Final = 5.0
-"""Between two looks where no partition is delivered."""
+"""The interval of looks while no partition is delivered."""
 COUNT_S: Final = 10.0
-"""How long it is counted, in one look, what is pending above cuts."""
+"""The longest time, in one look, for counting the pending messages above cuts."""
 TOLD_S: Final = 86_400.0
-"""How long /readyz tells of a log that was cut."""
+"""The time for which /readyz reports a cut log."""
 
 log = structlog.get_logger("bridge.start.identity_watch")
 
 
 class Change(Enum):
-    """What a look leads to."""
+    """The consequence of a look."""
 
     NONE = "nothing"
-    HELD = "other partitions are held than before"
-    MENDED = "the index is to be opened anew"
+    HELD = "the set of held partitions has changed"
+    MENDED = "the index must be opened anew"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A log that was cut `at` an offset, though it had been read up to `expected` under leaders up to `epoch` (-1: not
-    known); `dropped` pending messages at least were above (None: they were not counted)."""
+    """A log that was cut `at` an offset after it had been read up to `expected`, under leaders up to `epoch` (-1:
+    unknown). At least `dropped` pending messages were above the cut (None: not counted)."""
 
     at: int
     expected: int
@@ -79,7 +79,8 @@ class _Hold:
 
 
 class IdentityWatch:
-    """See the module. One thread looks; any may ask for `alarms` and `counts`."""
+    """Holds and releases partitions, as in the module docstring. One thread looks; any may call `alarms` and
+    `counts`."""
 
     def __init__(
         self,
@@ -87,8 +88,8 @@ class IdentityWatch:
         on_cut: Callable[[str, int], None] = lambda topic, records: None,
         beat: Beat = unwatched,
     ) -> None:
-        """`on_cut` is told the topic of a log that was cut, and how many records the brokers have lost with that;
-        `beat` is that of the thread that looks."""
+        """`on_cut` gets the topic of a cut log and the number of records that the brokers have lost; `beat` is the
+        heartbeat of the looking thread."""
         self._clock = clock
         self._on_cut = on_cut
         self._beat = beat
@@ -96,15 +97,15 @@ class IdentityWatch:
         self._holds: Mapping[SourceName, _Hold] = {}
         self._before: Mapping[SourceName, Looked] = {}
         self._replaced: frozenset[str] = frozenset()
-        """Topics that were found replaced, be they owned or not: another process is needed for the new ones."""
+        """Topics that were replaced, owned or not: the new ones need another process."""
         self._looked_s = 0.0
         self._told: list[tuple[float, str]] = []
 
-    # ---- what is held
+    # ---- holds
 
     def without(self, owned: frozenset[SourceName]) -> frozenset[SourceName]:
-        """Those of the owned partitions that are not held. Raises the error where none is left, and the doubt does not
-        pass. What is not owned any more is forgotten."""
+        """The owned partitions without a hold. Forgets partitions that are no longer owned. If all are held, raises the
+        error of a doubt that does not pass."""
         self._holds = {name: hold for name, hold in self._holds.items() if name in owned}
         left = owned - self._holds.keys()
         lasting = [hold.error for hold in self._holds.values() if hold.error is not None]
@@ -114,7 +115,7 @@ class IdentityWatch:
 
     @property
     def replaced(self) -> frozenset[str]:
-        """The topics of which the index, if it has any of them, is another's."""
+        """The topics whose rows in the index, if any, belong to another topic of the same name."""
         missing = {name[0] for name, hold in self._holds.items() if hold.doubt is Doubt.MISSING}
         return self._replaced | missing
 
@@ -123,13 +124,12 @@ class IdentityWatch:
         return not self._holds.keys().isdisjoint(names)
 
     def refuse(self, error: BridgeError, owned: Collection[SourceName], delivered: Collection[SourceName] = ()) -> bool:
-        """Hold the partitions with which a start would not go on, as `error` says, while others of `owned` are
-        delivered. Returns whether there are such partitions, and others, unless they may be there again soon; at the
-        process's own start there are none. What the brokers do not answer concerns those that come beside `delivered`
-        ones."""
+        """Hold the partitions that `error` makes a start refuse, while others of `owned` are delivered. Returns whether
+        it held any. Without other partitions it holds none, unless the topic may soon exist again; at the process's own
+        start it holds none. Unanswered requests concern the partitions that came beside `delivered` ones."""
         topic, partition = error.fields.get("topic"), error.fields.get("partition")
         if error.code == ANOTHER_TOPIC:
-            partition = None  # it names one of all
+            partition = None  # the error names one of several
         new = {name for name in owned if name[0] == topic and partition in (None, name[1])} - self._holds.keys()
         is_missing, is_lasting = error.code == NO_TOPIC, isinstance(error, StateError) or error.code in TOO_SHORT
         if isinstance(error, EnvironmentFailure) and not is_lasting and delivered:
@@ -147,8 +147,8 @@ class IdentityWatch:
         return True
 
     def holds_cut(self, cluster: Cluster, facts: StartFacts) -> bool:
-        """Hold those of the owned partitions whose logs were cut since their states were committed, by whichever
-        process; returns whether there are some."""
+        """Hold the owned partitions whose logs were cut after the commit of their states, by any process; returns
+        whether it held any."""
         read, looked, ids = {}, {}, {}
         for name in facts.owned - self._holds.keys():
             state, topic = facts.committed.get(name), facts.topics[name[0]]
@@ -158,19 +158,20 @@ class IdentityWatch:
             read[name] = Looked(expected=end, marks=Watermarks(start=0, end=end, epoch=epoch))
             looked[name] = Looked(expected=end, marks=topic.marks(name[1]), committed=state.offset)
             ids[name[0]] = topic.topic_id
-        found, unsure = self._new_holds(cluster, ids, read, looked, lambda _name, _offset: None, is_told=False)
-        # What was known before they went says nothing of what another instance has made of them.
-        others = {name: each for name, each in self._before.items() if name not in facts.owned}
-        doubtful = {name for name, each in looked.items() if believed(each, read[name]) is not each}
-        sure = {name: looked[name] for name in looked.keys() - found.keys() - unsure - doubtful}
+        new, unsure = self._new_holds(cluster, ids, read, looked, lambda _name, _offset: None, is_told=False)
+        # Earlier looks at these partitions are void: another instance may have owned them meanwhile.
+        others = {name: at for name, at in self._before.items() if name not in facts.owned}
+        doubtful = {name for name, at in looked.items() if believed(at, read[name]) is not at}
+        sure = {name: looked[name] for name in looked.keys() - new.keys() - unsure - doubtful}
         self._before = {**others, **read, **sure}
-        self._ids = {**ids, **self._ids} if found else self._ids
-        self._hold(found)
-        return bool(found)
+        self._ids = {**ids, **self._ids} if new else self._ids
+        self._hold(new)
+        return bool(new)
 
     @property
     def read_under(self) -> dict[SourceName, tuple[int, int]]:
-        """By partition: everything below an offset was read under leaders of no later epoch, as of the last look."""
+        """By partition (offset, epoch): by the last look, all records below the offset were read under leaders of at
+        most this epoch."""
         before = self._before.items()
         return {name: (at.read, at.marks.epoch) for name, at in before if at.marks is not None and at.marks.epoch >= 0}
 
@@ -186,11 +187,10 @@ class IdentityWatch:
         *,
         is_told: bool = False,
     ) -> Change:
-        """Look at the partitions that are delivered from `store` (`looked`; None: it is not time) and those that are
-        held.
+        """Look at the partitions that are delivered from `store` (`looked`; None: not due yet) and at the held ones.
 
-        `topic_ids` are those under which the pipeline has begun. `is_told`: a reader does not find what it is to read.
-        Brokers that do not answer leave everything as it is.
+        `topic_ids` are the ids at the start of the pipeline. `is_told`: a reader misses the records at its position.
+        Without an answer from the brokers nothing changes.
         """
         now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
 
@@ -211,17 +211,17 @@ class IdentityWatch:
         self._looked_s = now_s
         try:
             ids = cluster.topic_ids(sorted({*self._ids, *(topic for topic, _ in self._holds)}))
-            # What the pipeline still has to give up may be committed by it.
+            # The pipeline may still commit partitions that it has not given up yet.
             given_up = {name: hold for name, hold in self._holds.items() if name not in looked}
-            free = {name: each for name, each in looked.items() if name not in self._holds}
+            free = {name: at for name, at in looked.items() if name not in self._holds}
             before = self._before
-            # Two clients that say the same are believed.
-            now = free if is_told else {name: believed(each, before.get(name)) for name, each in free.items()}
+            # Two clients with the same answer are believed.
+            now = free if is_told else {name: believed(at, before.get(name)) for name, at in free.items()}
             _warn([name for name in free if now[name] is not free[name]], "a former leader has answered")
             new, unsure = self._new_holds(cluster, ids, before, now, count, is_told=is_told)
             self._before = {
-                name: before.get(name, each) if each.marks is None or name in unsure else each
-                for name, each in now.items()
+                name: before.get(name, at) if at.marks is None or name in unsure else at
+                for name, at in now.items()
                 if name not in new
             }
             self._hold(new)
@@ -232,19 +232,19 @@ class IdentityWatch:
             return Change.NONE
 
     def alarms(self) -> tuple[str, ...]:
-        """In words, for /readyz."""
+        """Sentences about held partitions and cut logs, for /readyz."""
         now_s = self._clock.monotonic_s()
         held = [f"{topic}/{p} is held: {hold.detail}" for (topic, p), hold in sorted(self._holds.items())]
         return (*held, *(text for until_s, text in self._told if now_s < until_s))
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Partitions that are held, by topic and doubt."""
-        found: dict[tuple[str, str], int] = {}
+        """The number of held partitions by topic and doubt."""
+        held: dict[tuple[str, str], int] = {}
         for (topic, _), hold in self._holds.items():
-            found[topic, hold.doubt.value] = found.get((topic, hold.doubt.value), 0) + 1
-        return found
+            held[topic, hold.doubt.value] = held.get((topic, hold.doubt.value), 0) + 1
+        return held
 
-    # ---- its parts
+    # ---- parts of a look
 
     def _new_holds(
         self,
@@ -256,31 +256,30 @@ class IdentityWatch:
         *,
         is_told: bool,
     ) -> tuple[dict[SourceName, _Hold], set[SourceName]]:
-        """And the partitions that may be cut, but do not answer."""
-        found, shorter = {}, set()
+        """New holds, and the partitions that may be cut but do not answer."""
+        new, shorter = {}, set()
         for name, doubt in findings(self._ids, ids, looked).items():
             if doubt is Doubt.TRUNCATED:
                 shorter.add(name)
-            # Between what was read and the log's start there may be nothing but the ends of transactions, which a
-            # reader that is at work will pass.
+            # The gap before the log's start may contain only ends of transactions, which an active reader will pass.
             elif doubt is not Doubt.DELETED or is_told or _stands_still(before.get(name), looked[name]):
-                found[name] = _Hold(doubt=doubt, error=refusal(name, doubt))
-        wanted = stretches(before, {name: each for name, each in looked.items() if name not in found}, shorter)
-        told = self._cuts(cluster, wanted)
-        for name in sorted(shorter | {name for name, at in told.items() if at is not None}):
-            cut = _cut(looked[name], wanted.get(name), told.get(name), is_searched=name in told)
+                new[name] = _Hold(doubt=doubt, error=refusal(name, doubt))
+        wanted = stretches(before, {name: at for name, at in looked.items() if name not in new}, shorter)
+        cuts = self._cuts(cluster, wanted)
+        for name in sorted(shorter | {name for name, offset in cuts.items() if offset is not None}):
+            cut = _cut(looked[name], wanted.get(name), cuts.get(name), is_searched=name in cuts)
             cut = replace(cut, dropped=count(name, cut.at))
-            found[name] = _Hold(doubt=Doubt.TRUNCATED, error=None, cut=cut)
-        return found, wanted.keys() - told.keys()
+            new[name] = _Hold(doubt=Doubt.TRUNCATED, error=None, cut=cut)
+        return new, wanted.keys() - cuts.keys()
 
     def _cuts(self, cluster: Cluster, wanted: Mapping[SourceName, Stretch]) -> dict[SourceName, int | None]:
         try:
-            told = cluster.cuts(wanted, self._beat)
+            cuts = cluster.cuts(wanted, self._beat)
         except EnvironmentFailure as error:
             _warn(wanted, error.message)
             return {}
-        _warn(wanted.keys() - told.keys(), "their records cannot be read")
-        return told
+        _warn(wanted.keys() - cuts.keys(), "their records cannot be read")
+        return cuts
 
     def _hold(self, new: Mapping[SourceName, _Hold]) -> None:
         for (topic, partition), hold in new.items():
@@ -290,7 +289,7 @@ class IdentityWatch:
                 partition=partition,
                 doubt=hold.doubt.value,
                 detail=hold.detail,
-                hint="It is neither read nor delivered nor committed; the others go on.",
+                hint="The partition is neither read, delivered nor committed; the others go on.",
             )
         self._holds = {**self._holds, **new}
         self._replaced |= {name[0] for name, hold in new.items() if hold.doubt is Doubt.REPLACED}
@@ -298,23 +297,23 @@ class IdentityWatch:
     def _review(
         self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], held: Mapping[SourceName, _Hold]
     ) -> Change:
-        """Look again at what is held, and is given up."""
+        """Look again at held partitions that the pipeline has given up."""
         changes = {Change.NONE}
         for name, hold in held.items():
             try:
                 changes.add(self._reviewed(group, cluster, ids, name, hold))
-            except EnvironmentFailure as error:  # others are looked at, and new holds take effect
+            except EnvironmentFailure as error:  # the others are still reviewed, and new holds take effect
                 _warn([name], error.message)
             except StateError as error:
                 self._hold({name: _Hold(doubt=Doubt.REFUSED, error=error)})
                 changes.add(Change.HELD)
-        return next(each for each in (Change.MENDED, Change.HELD, Change.NONE) if each in changes)
+        return next(change for change in (Change.MENDED, Change.HELD, Change.NONE) if change in changes)
 
     def _reviewed(
         self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], name: SourceName, hold: _Hold
     ) -> Change:
-        known, is_there = self._ids.get(name[0]), name[0] in ids
-        if is_there and known not in (None, ids[name[0]]) and hold.error is None:
+        old_id, is_there = self._ids.get(name[0]), name[0] in ids
+        if is_there and old_id not in (None, ids[name[0]]) and hold.error is None:
             self._hold({name: _Hold(doubt=Doubt.REPLACED, error=refusal(name, Doubt.REPLACED))})
             return Change.HELD
         if is_there and hold.doubt in PASSES:
@@ -330,23 +329,23 @@ class IdentityWatch:
         log.info("partition-released", topic=name[0], partition=name[1])
 
     def _mend(self, group: Ownership, cluster: Cluster, name: SourceName, cut: Cut) -> bool:
-        """Move O back to where the log was cut; returns whether the partition may go on."""
+        """Move O back to the cut of the log; returns whether the partition may go on."""
         marks = cluster.watermarks([name])[name]
         if 0 <= marks.epoch <= cut.epoch:
-            return False  # a former leader: under one leader no log ever ends earlier
+            return False  # a former leader: under one leader the end of a log never decreases
         at = min(marks.end, cut.expected)
         if cut.epoch >= 0:
-            told = self._cuts(cluster, {name: Stretch(epoch=cut.epoch, start=marks.start, end=at)})
-            if name not in told:
+            cuts = self._cuts(cluster, {name: Stretch(epoch=cut.epoch, start=marks.start, end=at)})
+            if name not in cuts:
                 return False
-            at = at if (later := told[name]) is None else later
+            at = at if (later := cuts[name]) is None else later
         if -1 in (cut.epoch, marks.epoch):
-            at = min(at, cut.at)  # no epoch tells what was written since
+            at = min(at, cut.at)  # without epochs, newer records cannot be recognised
         if at >= cut.expected:
-            return True  # a leader had not known its log's end yet
+            return True  # the leader did not know the end of its log yet
         owned = group.assignment()
         if name not in owned:
-            return False  # it is another instance's by now
+            return False  # another instance owns it by now
         state = group.read_committed_states([name])[name]
         if state is None or not group.commit_states({name: state.rewound(at, self._clock.now_ms())}, owned):
             return False
@@ -360,8 +359,8 @@ class IdentityWatch:
             offset=at,
             records=cut.expected - at,
             dropped=cut.dropped,
-            hint="The brokers have lost acknowledged records (an election of a replica that was behind?): what was "
-            "pending of them is dropped. Their producers must send them again.",
+            hint="The brokers have lost acknowledged records (perhaps by electing a replica that was behind). Their "
+            "pending messages are dropped. The producers must send them again.",
         )
         return True
 
@@ -371,11 +370,12 @@ def _stands_still(old: Looked | None, now: Looked) -> bool:
 
 
 def _cut(looked: Looked, stretch: Stretch | None, later: int | None, *, is_searched: bool) -> Cut:
-    """Of a log that ends too early, or has records of `later` leaders."""
+    """The cut of a log that ends too early, or has records of later leaders from the offset `later` on."""
     epoch, marks = -1 if stretch is None else stretch.epoch, looked.marks
-    end, told = (looked.read, -1) if marks is None else (marks.end, marks.epoch)
+    end, leader_epoch = (looked.read, -1) if marks is None else (marks.end, marks.epoch)
     if is_searched and later is None:
-        epoch = max(epoch, told - 1)  # leaders in between have cut nothing, and may have written records that were read
+        # Leaders in between cut nothing, and may have written records that were read.
+        epoch = max(epoch, leader_epoch - 1)
     return Cut(at=min(end, looked.read) if later is None else later, expected=looked.read, epoch=epoch, dropped=None)
 
 

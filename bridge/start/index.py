@@ -1,4 +1,4 @@
-"""The local index, as a start finds and opens it."""
+"""The local index at a start: its lock, its checkpoint, and the open store."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
 WINDOW_BYTES_MAX: Final = 40 << 20
-"""A window that is read is in memory twice for a moment: as it came, and sorted."""
+"""Limit of a load window. While it is read, it is in memory twice: unsorted and sorted."""
 
 log = structlog.get_logger("bridge.start.index")
 
 
 @contextmanager
 def as_bridge_errors() -> Iterator[None]:
-    """What is wrong with the volume is the environment's; what is wrong with whose index it is, a state's."""
+    """Convert the store's errors: faults of the volume to EnvironmentFailure, a foreign index to StateError."""
     try:
         yield
     except (DirectoryInUse, DiskFailure) as error:
@@ -38,8 +38,8 @@ def as_bridge_errors() -> Iterator[None]:
 
 
 def find_index(settings: Settings, cluster: Cluster, now_ms: int, *, without: Collection[str] = ()) -> Found:
-    """Lock store.directory, and read its checkpoint. What it has of the topics in `without`, none of whose partitions
-    are delivered, may be another topic's. Raises EnvironmentFailure, StateError."""
+    """Lock store.directory and read its checkpoint. The rows of topics in `without`, which are not delivered, may
+    belong to another topic of the same name. Raises EnvironmentFailure, StateError."""
     topic_ids = cluster.topic_ids(sorted(settings.delay_topics.keys() - set(without)))
     identity = Identity(cluster_id=cluster.describe().cluster_id, topic_ids=topic_ids)
     with as_bridge_errors():
@@ -57,8 +57,8 @@ def open_index(
     now_ms: int,
     progress: Callable[[int, int], None],
 ) -> TimerStore:
-    """The store over what was found; `partitions` are all of the delay topics'. It has the directory's lock, and gives
-    it back when this fails. Raises EnvironmentFailure, StateError.
+    """The open store of the directory that was found; `partitions` are all partitions of the delay topics. The store
+    takes over the directory's lock, which is released on failure. Raises EnvironmentFailure, StateError.
     """
     with as_bridge_errors():
         return TimerStore.open(
@@ -75,7 +75,7 @@ def open_index(
 
 
 def limits(settings: Settings, window_ms: int) -> Limits:
-    """The store's bounds. Cancels are kept for `window_ms`, the largest roll window that any record is read with."""
+    """The store's limits. Cancels are kept for `window_ms`, the largest roll window of any record."""
     return Limits(
         flush_bytes=settings.store.flush_bytes,
         flush_interval_ms=settings.store.flush_interval,

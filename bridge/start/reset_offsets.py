@@ -1,14 +1,14 @@
-"""`delay-bridge reset-offsets`: an operator decides what a start must not guess.
+"""`delay-bridge reset-offsets`: an operator makes a decision that a start must not guess.
 
-Where committed offsets are missing, unreadable or out of range, going on would either repeat or lose messages
-(first_commits.py). This writes new committed states for every partition of the chosen topics:
+With missing, unreadable or out-of-range committed offsets, a start would either repeat or lose messages
+(first_commits.py). The command writes new committed states for every partition of the chosen topics:
 
-    earliest   everything that the topic still holds is pending: what was delivered before is delivered again
-    latest     nothing that the topic holds is pending: what was not delivered yet is given up
-    committed  the committed states stay as they are; what is gone from the topic is given up
+    earliest   all records of the topic are pending: delivered messages are delivered again
+    latest     no record of the topic is pending: undelivered messages are given up
+    committed  the committed states stay; records that are gone from the topic are given up
 
-Order, and what a crash right after each step costs: 1. the index's checkpoint is set aside (the index is rebuilt at the
-next start, which would end in the same error as before); 2. one commit for all partitions (none: it is done).
+The steps, with the cost of a crash right after each: 1. the index's checkpoint is set aside (the next start ends in the
+same error as before, and a later one rebuilds the index); 2. one commit for all partitions (none: the reset is done).
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def reset_offsets(
 ) -> dict[SourceName, CommittedState]:
     """Write new committed states for all partitions of `topics`, and return them.
 
-    `consumer` are librdkafka properties of a consumer, `parameters` gives a topic's decode parameters, `directory` is
-    the store's. Every instance of the bridge must be down: raises EnvironmentFailure when the group has members, or
-    does not take the commit.
+    `consumer` are librdkafka properties of a consumer, `parameters` returns a topic's decode parameters, `directory` is
+    the store's directory. Every instance of the bridge must be down: raises EnvironmentFailure if the group has members
+    or refuses the commit.
     """
     config = {**consumer, "group.id": group_id, **FORCED}
-    known = _committed(config, topics) if to == "committed" else {}
+    committed = _committed(config, topics) if to == "committed" else {}
     states = {
-        (topic, partition): _state(facts, partition, to, parameters(topic), known.get((topic, partition)), now_ms)
+        (topic, partition): _state(facts, partition, to, parameters(topic), committed.get((topic, partition)), now_ms)
         for topic, facts in topics.items()
         for partition in range(facts.partitions)
     }
@@ -72,13 +72,13 @@ def _state(
     partition: int,
     to: Reset,
     parameters: DecodeParameters,
-    known: CommittedState | None,
+    committed: CommittedState | None,
     now_ms: int,
 ) -> CommittedState:
-    if known is not None:
+    if committed is not None:
         begin = facts.log_start[partition]
-        first = max(known.first_offset, begin)
-        return replace(known, offset=max(known.offset, begin), first_offset=first, gone_below=0)
+        first = max(committed.first_offset, begin)
+        return replace(committed, offset=max(committed.offset, begin), first_offset=first, gone_below=0)
     offset = facts.log_start[partition] if to == "earliest" else facts.log_end[partition]
     return initial_state(
         offset=offset,
@@ -86,27 +86,27 @@ def _state(
         partitions=facts.partitions,
         parameters=parameters,
         first_offset=offset,
-        cuts=with_cut((), offset, now_ms),  # an index on another machine is of another log, for all that is known
+        cuts=with_cut((), offset, now_ms),  # invalidates the indexes of other machines
     )
 
 
 def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> dict[SourceName, CommittedState]:
-    """The states of all partitions. Raises StateError where one is missing, or is of a deleted topic."""
+    """The states of all partitions. Raises StateError if one is missing, or belongs to a deleted topic."""
     client = _consumer(config)
     places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(facts.partitions)]
     try:
-        found = client.committed(places, timeout=READ_TIMEOUT_S)
+        answers = client.committed(places, timeout=READ_TIMEOUT_S)
     except KafkaException as exception:
         raise EnvironmentFailure(
             "cannot read the committed offsets",
-            hint="Check that the brokers can be reached, and try again.",
+            hint="Check that the brokers are reachable, and try again.",
             reason=kafka_error(exception).str(),
             code="DB-3007",
         ) from None
     finally:
         client.close()
     states = {}
-    for place in found:
+    for place in answers:
         name = (place.topic, place.partition)
         state = decode_metadata(name, place.offset, place.metadata) if place.offset >= 0 else None
         if state is None or state.topic_id != topics[place.topic].topic_id:
@@ -122,7 +122,7 @@ def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> d
 
 
 def _consumer(config: Mapping[str, Any]) -> Consumer:
-    """One that does not join: the group takes a commit of it only while it has no members."""
+    """A consumer that does not join: the group accepts its commit only without members."""
     alone = {name: value for name, value in config.items() if name != "group.instance.id"}
     return made("consumer", lambda: Consumer({**alone, "logger": CLIENT_LOG}))
 

@@ -1,14 +1,14 @@
-"""`delay-bridge resolve`: an operator says what became of a transaction that the brokers have forgotten.
+"""`delay-bridge resolve`: an operator decides the outcome of a transaction that the brokers have forgotten.
 
-They have lost its end (transaction_markers.py), and do not know any more whether it was committed, so that a start
-ends with status 4. The choice, and what it costs if it was the wrong one:
+The brokers have lost its markers (transaction_markers.py) and its outcome, so a start ends with status 4. The choices,
+with the cost of a wrong one:
 
-    aborted     its messages are pending: those that were delivered are delivered again
-    committed   its messages are finished: those that were not delivered are lost
+    aborted     its messages are pending: delivered ones are delivered again
+    committed   its messages are finished: undelivered ones are lost
 
-For each transactional id of the instance, as long as offsets are pending: 1. the coordinator is asked, and what it
-knows wins over the choice; 2. the id is initialised; 3. one more transaction is brought to that end. A crash after 2
-leaves everything to choose again: the same command, with the same choice, goes on.
+For each transactional id of the instance, while offsets are pending: 1. the coordinator is asked, and its knowledge
+overrides the choice; 2. the id is initialised; 3. one more transaction is ended the same way. After a crash behind
+step 2, repeat the same command with the same choice.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from bridge.settings.model import Settings
 
 ANSWER_S: Final = 10.0
 INIT_S: Final = 30.0
-"""A transaction that is still open is aborted first."""
+"""Time-out of `init_transactions`, which first aborts an open transaction."""
 
 
 def must_be_pending(settings: Settings) -> None:
-    """Raises StateError when no end of a transaction is missing, EnvironmentFailure when the brokers do not say so, or
+    """Raises StateError if no transaction's end is missing, EnvironmentFailure without an answer from the brokers, or
     while the instance is a member of its group.
     """
     try:
@@ -42,7 +42,7 @@ def must_be_pending(settings: Settings) -> None:
         raise _failure(exception) from None
     if not is_pending:
         raise StateError(
-            "there is nothing to resolve: no transaction holds back the committed offsets of this bridge",
+            "nothing to resolve: no transaction holds back the committed offsets of this bridge",
             hint="Nothing was changed. Start the bridge.",
             group=settings.group_id,
             code="DB-4009",
@@ -57,9 +57,10 @@ def must_be_pending(settings: Settings) -> None:
 
 
 def resolve(settings: Settings, choice: Outcome, ask: States) -> dict[str, Outcome]:
-    """End once more the last transactions of this instance, whose ends are missing; returns how, by transactional id.
+    """End the last transactions of this instance again, whose markers are missing. Returns the outcomes by
+    transactional id.
 
-    Raises EnvironmentFailure when the brokers do not answer, StateError when offsets are pending all the same.
+    Raises EnvironmentFailure without an answer from the brokers, StateError if offsets stay pending.
     """
     repair, done = MarkerRepair(settings, ask, forgotten_as=choice), {}
     try:
@@ -74,8 +75,8 @@ def resolve(settings: Settings, choice: Outcome, ask: States) -> dict[str, Outco
         raise _failure(exception) from None
     if is_pending:
         raise StateError(
-            "committed offsets are held back by a transaction that is not of this instance",
-            hint="Start the other instances, or resolve with the bridge.instance of one that is gone for good. "
+            "a transaction of another instance holds back the committed offsets",
+            hint="Start the other instances, or resolve with the bridge.instance of one that is permanently gone. "
             "`kafka-transactions find-hanging` names the producer.",
             ended=", ".join(done),
             code="DB-4008",
@@ -84,7 +85,7 @@ def resolve(settings: Settings, choice: Outcome, ask: States) -> dict[str, Outco
 
 
 def _members(settings: Settings) -> set[str]:
-    """The names of the static members that the group has."""
+    """The names of the group's static members."""
     admin = AdminClient(librdkafka(settings, "admin"), logger=CLIENT_LOG)
     answer = admin.describe_consumer_groups([settings.group_id], request_timeout=ANSWER_S)[settings.group_id]
     return {member.group_instance_id for member in answer.result().members}
@@ -92,7 +93,7 @@ def _members(settings: Settings) -> set[str]:
 
 def _failure(exception: KafkaException) -> EnvironmentFailure:
     return EnvironmentFailure(
-        "could not write the end of a transaction again",
+        "cannot write the end of a transaction again",
         hint="Check the brokers and the permissions, then repeat the command with the same choice.",
         reason=kafka_error(exception).str(),
         code="DB-3005",

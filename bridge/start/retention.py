@@ -1,19 +1,17 @@
-"""The retention guard: does the delay topic keep its records until they are finished?
+"""The retention guard: it checks that a delay topic keeps its records until they are finished.
 
-A record is needed until it has been read and what it asks for is done, which is at most W after its timestamp (then a
-copy takes its place), plus by how much reading and delivery are late. What is left of the retention beyond that is the
-*headroom*:
+A record is needed until its entry is finished: at most W after its timestamp (then a copy replaces it), plus the delay
+of reading and delivery. The rest of the retention is the *headroom*:
 
     retention - largest W in force - ingest lag - oldest overdue
 
-`largest W in force`: of all decode epochs that are still in the log, not of the configuration. Retention by size is
-turned into a time by what the log holds now: the age of its oldest record, times how much larger the log may become.
+`largest W in force` is that of all decode epochs in the log, not of the configuration. Retention by size is converted
+to a time by the present log: the age of its oldest record, times the possible growth of the log.
 
-Kafka deletes whole segments, so records live longer than their retention; headroom below zero is an alarm, not a loss.
-When an unfinished record has been deleted from Kafka, it is still delivered from the local index, as long as that
-exists. That is an error in the log and an alarm; ending the process would make it worse. What is in memory alone is
-flushed at once. That such records are gone is written into the committed state (`gone_below`), so that no start goes on
-without an index that covers them.
+Kafka deletes whole segments, so records live longer than their retention; a headroom below zero is an alarm, not a
+loss. An unfinished record that is deleted from Kafka is still delivered from the local index, while that exists. The
+log and an alarm report it; an end of the process would make it worse. Such rows in memory are flushed at once. The
+committed state records the deletion (`gone_below`), so no start goes on without an index that covers it.
 """
 
 from __future__ import annotations
@@ -37,21 +35,21 @@ from timerstore.store import TimerStore
 
 REFRESH_INTERVAL_S: Final = 60.0
 GONE_INTERVAL_S: Final = 10.0
-"""While records of pending messages are gone: until it is known that they are finished, no start goes on without the
-index."""
+"""The interval of looks while records of pending messages are gone: until they are known to be finished, no start goes
+on without the index."""
 FULL_ENOUGH: Final = 0.01
-"""A log that has reached no more than this share of its largest size tells nothing about how long that takes."""
+"""The share of its largest size that a log needs for an estimate of its time."""
 
 RESTORE: Final = (
-    "Restore store.directory, if it still exists somewhere, and raise the topic's retention. "
-    f"To go on with what is left: {RESET_TO_COMMITTED}."
+    "Restore store.directory if it still exists somewhere, and raise the topic's retention. "
+    f"To go on with the remaining records: {RESET_TO_COMMITTED}."
 )
 
 log = structlog.get_logger("bridge.start.retention")
 
 
 def kept_ms(limits: TopicLimits, oldest: Mapping[int, Oldest], marks: Mapping[int, Watermarks], now_ms: int) -> float:
-    """How long a topic keeps its records, in ms (infinity: for ever); `oldest` and `marks` by partition."""
+    """The time for which a topic keeps its records, in ms (may be infinite); `oldest` and `marks` by partition."""
     kept = math.inf if limits.retention_ms < 0 else float(limits.retention_ms)
     if limits.retention_bytes < 0:
         return kept
@@ -70,18 +68,17 @@ def must_hold_what_is_pending(
     spare_ms: Mapping[str, int],
     now_ms: int,
 ) -> None:
-    """Refuse to go on without an index when pending messages were deleted from the topic while the bridge was down.
+    """Refuse a start without an index if pending messages were deleted from the topic while the bridge was down.
 
-    `offsets` are the committed O of partitions whose log begins later than it once did, and of which no index knows
-    anything; `spare_ms` is retention less the largest W by topic, where there is a retention. A bridge that has been
-    down for longer than that has left records to be deleted that were not finished. For how long it was down is told
-    by the first record that it has not read. Raises StateError.
+    `offsets` are the committed O of partitions with a deleted beginning and without an index. `spare_ms` is the
+    retention minus the largest W, by topic with a retention. After a longer downtime, unfinished records were deleted.
+    The first unread record tells the length of the downtime. Raises StateError.
     """
     for topic, spare in spare_ms.items():
         mine = sorted(name for name in offsets if name[0] == topic)
-        found = cluster.first_after(mine, now_ms - max(0, spare)) if mine else {}
-        for name, after in found.items():
-            # All that is not read yet may be older than that; where there is nothing, it is not known.
+        recent = cluster.first_after(mine, now_ms - max(0, spare)) if mine else {}
+        for name, after in recent.items():
+            # All unread records may be older than that; without unread records the downtime is unknown.
             if offsets[name] < (marks[name].end if after is None else after):
                 raise StateError(
                     "records of pending messages were deleted while the bridge was down, and the local index does not "
@@ -100,8 +97,8 @@ def must_hold_what_is_gone(
     held: Mapping[SourceName, int],
     marks: Mapping[SourceName, Watermarks],
 ) -> None:
-    """Refuse to go on where records of pending messages are known to be gone, and the index, which has them below
-    `held`, has not all. Raises StateError."""
+    """Refuse a start if records of pending messages are gone and the index, which has those below `held`, lacks some.
+    Raises StateError."""
     for name, state in sorted(states.items()):
         if state.gone_below > held.get(name, 0):
             raise StateError(
@@ -122,8 +119,8 @@ def ingest_start(
     held: Mapping[SourceName, int],
     now_ms: int,
 ) -> Mapping[SourceName, int]:
-    """Where ingest begins; `resume` is where the index ends, `held` below which it has what Kafka has not. Raises
-    StateError where something may have been lost."""
+    """The first offsets of ingest. `resume` is the end of the index; below `held` the index has the records that Kafka
+    has deleted. Raises StateError if messages may be lost."""
     must_hold_what_is_gone(plan.states, held, plan.log_marks)
     start, unheld = plan.ingest_start(resume, held)
     marks = {name: plan.log_marks[name] for name in unheld}
@@ -132,19 +129,19 @@ def ingest_start(
 
 
 class RetentionGuard:
-    """Looks every minute, more often while something is gone, and when a log begins later than before; see the module.
-    Used by one thread, read by any."""
+    """Looks every minute, more often while records are gone, and whenever the start of a log rises; see the module
+    docstring. One thread looks; any may read the results."""
 
     def __init__(self, settings: Settings, windows: Mapping[str, Windows], clock: Clock) -> None:
-        """`windows` by delay topic, of the partitions owned."""
+        """`windows` by delay topic, for the owned partitions."""
         self.headroom_s: Mapping[str, float] = {}
-        """By delay topic, as of the last look; infinite where nothing is ever deleted."""
+        """The headroom by delay topic at the last look; infinite without a retention."""
         self.trimmed: Mapping[str, int] = {}
-        """By delay topic: partitions of which unfinished records are gone."""
+        """By delay topic: the number of partitions with deleted unfinished records."""
         self.gone: Mapping[SourceName, int] = {}
-        """The offset below which unfinished records of a partition are gone; 0: none is any more."""
+        """The offset below which unfinished records of a partition are gone; 0: no longer any."""
         self.must_flush = False
-        """Whether some of these are in memory alone, and a flush would store them."""
+        """Whether some of their rows are in memory alone, and need a flush."""
         self._settings = settings
         self._windows = windows
         self._clock = clock
@@ -154,8 +151,8 @@ class RetentionGuard:
         self._told: dict[str, object] = {}
 
     def expect(self, states: Mapping[SourceName, CommittedState]) -> None:
-        """What is known of partitions that come."""
-        self.gone = {**self.gone, **{name: each.gone_below for name, each in states.items() if each.gone_below}}
+        """Take the facts about new partitions from their committed states."""
+        self.gone = {**self.gone, **{name: state.gone_below for name, state in states.items() if state.gone_below}}
 
     def refresh(
         self,
@@ -164,8 +161,8 @@ class RetentionGuard:
         marks: Mapping[SourceName, Watermarks],
         lag_s: Mapping[SourceName, float],
     ) -> None:
-        """Look again if it is time to. `marks` are the owned partitions', `lag_s` is how far ingest is behind in each.
-        Brokers that do not answer leave the old findings."""
+        """Look again if that is due. `marks` are those of the owned partitions; `lag_s` is the lag of ingest in each.
+        Without an answer from the brokers the old findings stay."""
         now_s = self._clock.monotonic_s()
         starts = {name: mark.start for name, mark in marks.items()}
         every_s = GONE_INTERVAL_S if any(self.gone.values()) else REFRESH_INTERVAL_S
@@ -214,9 +211,9 @@ class RetentionGuard:
                 "unfinished-records-deleted",
                 partitions=[f"{topic}/{partition}" for topic, partition in trimmed],
                 in_memory=[f"{topic}/{partition}" for topic, partition in self._in_memory],
-                hint="Kafka has deleted records of pending messages: they are delivered from store.directory, which "
-                "must not be lost now; those in_memory are written there as soon as possible, and the process must "
-                "not be killed before. Raise retention.ms of the delay topic, or lower roll.window.",
+                hint="Kafka has deleted records of pending messages. They are delivered from store.directory, which "
+                "must not be lost now. Those in_memory are written there as soon as possible; do not kill the process "
+                "before. Raise retention.ms of the delay topic, or lower roll.window.",
             )
         self._told["trimmed"] = (trimmed, self._in_memory)
         self.headroom_s, self.trimmed = headroom_s, gone
@@ -224,14 +221,14 @@ class RetentionGuard:
     def _gone(
         self, store: TimerStore, starts: Mapping[SourceName, int], places: Collection[SourceName]
     ) -> dict[SourceName, int]:
-        """What is gone stays so until nothing below can be pending."""
+        """Update the offsets below which records are gone; a bound stays until no message below it can be pending."""
         bounds = {name: starts[name] if name in places else bound for name, bound in self.gone.items()}
         bounds |= {name: starts[name] for name in places}
         kept = store.may_hold_below(bounds)
         return {name: bound if name in kept else 0 for name, bound in bounds.items() if name in starts}
 
     def alarms(self) -> tuple[str, ...]:
-        """What an operator should know although delivery continues."""
+        """Warnings for the operator while delivery continues."""
         in_memory = {topic for topic, _ in self._in_memory}
         short = [
             f"{topic}: retention is too short by {format_duration_ms(math.ceil(-seconds) * 1_000)}"
@@ -254,16 +251,16 @@ class RetentionGuard:
                 topic=topic,
                 headroom_s=round(headroom_s),
                 window=format_duration_ms(window.largest_ms),
-                hint="Raise the topic's retention, lower roll.window, or find out why the bridge is behind.",
+                hint="Raise the topic's retention, lower roll.window, or find the reason for the bridge's lag.",
             )
         self._told[f"short {topic}"] = is_short
 
     def _tell_change(self, topic: str, limits: TopicLimits, window: Windows) -> None:
-        """W stays as it is while the bridge runs, whatever the topic's retention has become."""
+        """Report a change of the topic's retention. W stays the same while the bridge runs."""
         wanted: int | None
         try:
             wanted = roll_window_ms(self._settings, topic, limits)
-            reason = f"a start would take {format_duration_ms(wanted)}"
+            reason = f"a start would use {format_duration_ms(wanted)}"
         except BridgeError as error:
             wanted, reason = None, error.message
         if wanted != window.current_ms and self._told.get(f"window {topic}", window.current_ms) != wanted:
@@ -273,6 +270,6 @@ class RetentionGuard:
                 window=format_duration_ms(window.current_ms),
                 retention_ms=limits.retention_ms,
                 reason=reason,
-                hint="The topic's retention was changed. Start the bridge again.",
+                hint="The topic's retention was changed. Restart the bridge.",
             )
         self._told[f"window {topic}"] = wanted

@@ -1,12 +1,11 @@
-"""How the configuration, and the delay topic's own, say that the topic's records are read.
+"""The decode parameters of a delay topic, from the bridge's configuration and the topic's; above all the roll window.
 
-The roll window W (`roll.window`) is how long one record of the delay topic may wait at most. `auto` is half of the
-topic's retention, so that the other half is there for a bridge that is down or behind; and 7 days at most, whatever the
-retention: a rebuild of the index, and the memory for cancels, reach back W, and a roll a week costs nothing. So a topic
-that keeps its records for ever gets 7 days too. Retention by size says nothing about time and is not looked at here:
-the guard (retention.py) measures how much time it leaves.
+The roll window W (`roll.window`) is the longest time that one record of the delay topic waits. `auto` is half of the
+topic's retention, which leaves the other half for a bridge that is down or behind; but at most 7 days, also for a topic
+without retention. A rebuild of the index, and the memory for cancels, reach back W, and a roll a week costs nothing.
+Retention by size has no time, so it does not count here: the guard (retention.py) measures the time that it leaves.
 
-It is resolved at a start of the pipeline, where a change begins a decode epoch; never in between.
+W is resolved at a start of the pipeline, where a change begins a decode epoch; never in between.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from bridge.settings.units import AUTO, format_duration_ms
 from bridge.wire.decode_epochs import DecodeParameters
 
 ROLL_WINDOW_MS_MAX: Final = 7 * 86_400_000
-"""What `auto` gives at most."""
+"""The largest window for `auto`."""
 ROLL_WINDOW_MS_MIN: Final = 1_000
 COPY_BYTES: Final = 1_024
-"""What a copy in the delay topic may be larger than the record that it copies: a batch of its own, and its headers."""
+"""The largest growth of a copy over its original: a separate batch, and the copy's headers."""
 TOO_SHORT: Final = frozenset({"DB-2013", "DB-3014"})
 """The codes of a retention that leaves no room for the roll window."""
 MESSAGE_BYTES: Final = 1_048_588
-"""`max.message.bytes` of a topic that does not say."""
+"""The default of a topic's `max.message.bytes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLimits:
-    """What a delay topic keeps and takes: retention in ms and in bytes by partition (-1: no limit), the largest batch
-    in bytes.
+    """The limits of a delay topic: retention in ms and in bytes of a partition (-1: no limit), the largest batch in
+    bytes.
     """
 
     retention_ms: int = -1
@@ -45,7 +44,7 @@ class TopicLimits:
 
     @classmethod
     def of(cls, config: Mapping[str, str]) -> TopicLimits:
-        """From a topic's effective configuration."""
+        """The limits in a topic's effective configuration."""
         return cls(
             retention_ms=int(config.get("retention.ms", -1)),
             retention_bytes=int(config.get("retention.bytes", -1)),
@@ -55,14 +54,14 @@ class TopicLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Of one delay topic, in ms: W for what is read now, and the largest that any record in the log was read with."""
+    """The roll windows of one delay topic, in ms: W for new records, and the largest W of any record in the log."""
 
     current_ms: int
     largest_ms: int
 
 
 def limits_of(cluster: Cluster, topics: Iterable[str]) -> dict[str, TopicLimits]:
-    """The limits of `topics`; those of one that does not exist are the defaults. Raises EnvironmentFailure."""
+    """The limits of `topics`; a missing topic gets the defaults. Raises EnvironmentFailure."""
     names = list(topics)
     configs = cluster.topic_configs(names)
     return {name: TopicLimits.of(configs.get(name, {})) for name in names}
@@ -71,8 +70,8 @@ def limits_of(cluster: Cluster, topics: Iterable[str]) -> dict[str, TopicLimits]
 def roll_window_ms(settings: Settings, topic: str, limits: TopicLimits) -> int:
     """W of a delay topic in ms.
 
-    Raises ConfigurationError when records would be deleted before they are rolled, EnvironmentFailure when the topic
-    keeps them too briefly for any W.
+    Raises ConfigurationError if records would be deleted before they are rolled, EnvironmentFailure if the topic's
+    retention is too short for any W.
     """
     given, kept = settings.roll.window, limits.retention_ms
     if given == AUTO:
@@ -99,7 +98,7 @@ def roll_window_ms(settings: Settings, topic: str, limits: TopicLimits) -> int:
 
 
 def decode_parameters(settings: Settings, topic: str, limits: TopicLimits) -> DecodeParameters:
-    """How a delay topic's records are read from now on. Raises as `roll_window_ms`."""
+    """The decode parameters for a delay topic's new records. Raises as `roll_window_ms`."""
     return DecodeParameters(
         levels_ms=settings.levels_ms,
         max_delay_ms=settings.delay.max,
@@ -114,15 +113,15 @@ def decode_parameters(settings: Settings, topic: str, limits: TopicLimits) -> De
 
 
 def roll_bytes_max(settings: Settings, limits: TopicLimits) -> int:
-    """How large key, value and headers of a record may be together that is to be rolled.
+    """The largest size of a rolled message: key, value and headers together.
 
-    All of it counts uncompressed, though brokers look at compressed batches: whether a copy years later compresses as
-    well as the original did, in whatever batch it is by then, is not known when the record is first seen.
+    All of it counts uncompressed, though brokers check compressed batches: a copy may compress worse than the original,
+    years later and in another batch.
     """
     largest = min(limits.message_bytes, int(librdkafka(settings, "producer")["message.max.bytes"]))
     return max(1, largest - COPY_BYTES)
 
 
 def retention_to_create_ms(settings: Settings) -> int:
-    """The retention of a delay topic that the bridge makes itself: twice the roll window."""
+    """The retention of a delay topic that the bridge creates: twice the roll window."""
     return 2 * (ROLL_WINDOW_MS_MAX if settings.roll.window == AUTO else settings.roll.window)

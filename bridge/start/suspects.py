@@ -1,4 +1,4 @@
-"""What ingest has read batch by batch, as the settings say."""
+"""The suspect partitions, which ingest reads batch by batch, created from the settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def make_suspects(
     jars: Callable[[], Sequence[Path]],
     clock: Clock,
 ) -> Suspects:
-    """What the process before has left its mark at is suspect. `jars` are Kafka's client and the reader of batches."""
+    """The suspects: partitions with a mark of the process before. `jars` are Kafka's client and the reader of
+    batches."""
     return Suspects(
         read=BatchReader(lambda: java_client(settings), jars, lambda: system_properties(settings)).read,
         decode=lambda records: decode_records(records, all_epochs),
