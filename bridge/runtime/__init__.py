@@ -1,1 +1,1 @@
-"""One process: how it is made, watched, and ended."""
+"""The process: its composition, supervision and end."""

@@ -1,4 +1,4 @@
-"""What the API is told (bridge/api/source.py), from the pipeline there is at the moment."""
+"""The data source of the API (bridge/api/source.py), backed by the present pipeline."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from timerstore.store import TimerStore
 
 TARGETS_MAX: Final = 1_000
 COMPLETE: Final = ("connecting", "running")
-"""Phases in which the index has all that is below O."""
+"""Phases in which the index has all records below O."""
 
 
 class Answers:
-    """A `Source`; any thread."""
+    """Implements `Source` for any thread."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Answers:
         return self._health.phase
 
     def pending(self) -> TimerStore | None:
-        """The store, once it is complete."""
+        """The store, once it is complete; None before."""
         pipeline = self._pipeline()
         return None if pipeline is None or self._health.phase.name not in COMPLETE else pipeline.store
 
@@ -60,8 +60,8 @@ class Answers:
         if store is None:
             return None
         stats = store.stats([now_ms - now_ms % SLOT_MS])
-        # As the list has them: the metric counts names together that no broker knows.
-        failing = {(each.name, str(each.reason)): each.failing_partitions for each in self.targets()}
+        # From the list of targets: the metric merges names that no broker knows.
+        failing = {(target.name, str(target.reason)): target.failing_partitions for target in self.targets()}
         failing = {key: partitions for key, partitions in failing.items() if partitions}
         return Overview(
             now_ms=now_ms,
@@ -78,11 +78,11 @@ class Answers:
         return [] if targets is None else targets.reports(TARGETS_MAX)
 
     def commands(self) -> Commands | None:
-        """Once the index is complete: before, no command is finished."""
+        """The command sender, once the index is complete: before, no command finishes."""
         return None if self.pending() is None else self._commands()
 
     def dead_letters(self) -> DeadLetters:
-        """Read from the brokers when it is asked for."""
+        """The dead letters, which are read from the brokers on request."""
         return self._letters
 
     def pauses(self) -> Pauses:

@@ -1,9 +1,9 @@
-"""The composition root: what the bridge is made of, in which order it starts, and how it ends.
+"""The composition root: the parts of the bridge, the order of its start, and its end.
 
     checks -> management port -> group membership -> pipeline -> ready -> SIGTERM, SIGINT, a fatal error -> stop
                                  Spark's JVM starts meanwhile          -> new credentials, clock set back -> restart
 
-The main thread makes pipelines, has them follow the assignment, and stops them. Other threads, and signals, reach it
+The main thread creates pipelines, lets them follow the assignment, and stops them. Other threads and signals reach it
 through a queue.
 """
 
@@ -56,24 +56,24 @@ from timerstore.rows.sources import SourceName
 LOOK_INTERVAL_S: Final = 1.0
 CONNECTING_INTERVAL_S: Final = 0.05
 STOP_S_MAX: Final = 9.0
-"""After this the process ends as it is: whatever it was at can be cut off at any point."""
+"""The longest orderly stop; then the process ends at once, which is safe at any point."""
 SET_BACK_MS: Final = 5_000
-"""A clock that is set back by more makes clients wait too long; a wait that is longer by less is left to end."""
+"""The largest step back of the clock without a restart: clients wait longer by as much."""
 CLOCK: Final = "clock-set-back"
 CREDENTIALS: Final = "credentials-replaced"
 """Reasons for a restart in place."""
 SWITCH_INTERVAL_S: Final = 0.001
-"""How long a thread may keep the interpreter from the dispatcher."""
+"""The longest time that a thread may keep the interpreter from the dispatcher."""
 
 log = structlog.get_logger("bridge.runtime.app")
 
 
 class Notice(Enum):
-    """What the main thread is told by others, beside errors."""
+    """Messages of other threads to the main thread, beside errors."""
 
-    STOP = "a signal came, or the process is to restart in place"
+    STOP = "a signal came, or the process must restart in place"
     REBASE = "the assignment changed"
-    REBUILD = "the index was found damaged, or must be opened differently"
+    REBUILD = "the index is damaged, or must be opened differently"
 
 
 def run(settings: Settings, read: Callable[[], Settings], redact: Redactor) -> None:
@@ -88,7 +88,8 @@ def run(settings: Settings, read: Callable[[], Settings], redact: Redactor) -> N
 
 
 class Application:
-    """See the module. It is the membership's listener: its `on_` methods are called on that thread."""
+    """Runs the bridge, as in the module docstring. As the membership's listener, it gets its `on_` calls on that
+    thread."""
 
     def __init__(
         self, settings: Settings, clock: Clock, read: Callable[[], Settings], redact: Redactor, restart: Restart
@@ -130,7 +131,7 @@ class Application:
     # ---- from other threads, and signals
 
     def on_signal(self) -> None:
-        """SIGTERM or SIGINT: end in order, and in any case end."""
+        """SIGTERM or SIGINT: stop in order if possible, but stop in any case."""
         self._restarts_for = None
         self._stop()
 
@@ -141,7 +142,7 @@ class Application:
         self._events.put(Notice.REBASE)
 
     def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool, revocations: int) -> None:
-        """The membership loses partitions: return only when no transaction is open that carries them."""
+        """The membership loses partitions: return once no open transaction carries them."""
         pipeline = self._pipeline
         if pipeline is not None:
             pipeline.cancel_start()
@@ -162,8 +163,8 @@ class Application:
         self._events.put(error)
 
     def _look_at_clock(self) -> float:
-        """On a thread of its own: the others may wait by the wall clock. The store needs nothing after a jump, as the
-        dispatcher compares the time with P."""
+        """Runs in a separate thread: the others may be waiting by the wall clock. The store needs no change after a
+        jump, since the dispatcher compares the time with P."""
         if jump_ms := self._clock_watch.jump_ms():
             log.warning("clock-jumped", jump_ms=jump_ms)
             self._metrics.clock_jumped(jump_ms)
@@ -172,12 +173,12 @@ class Application:
         return LOOK_INTERVAL_S
 
     def _ask_for_restart(self, reason: str) -> None:
-        """Have the process end in order and execute itself anew, unless it ends anyway."""
+        """Stop the process in order and execute it anew, unless it is stopping anyway."""
         if self._stopping or self._failure is not None:
             return
         if self._restart.wait_s() > 0:
             self.on_fatal(set_back_again())
-            self._watch_the_end()  # the main thread may be in a wait by that clock
+            self._watch_the_end()  # the main thread may be waiting by that clock
             return
         self._restarts_for = reason
         self._stop()
@@ -196,14 +197,14 @@ class Application:
     # ---- the main thread
 
     def run(self) -> None:
-        """Start, wait, stop; return, or restart in place. Raises BridgeError for what is fatal."""
+        """Start, wait, stop; return, or restart in place. Raises BridgeError for a fatal error."""
         self._restart.await_children()
         if self._restart.reason:
             log.info("restarted-in-place", reason=self._restart.reason)
         if self._restart.reason == CLOCK:
-            self._metrics.clock_jumped(-SET_BACK_MS)  # the process before could not be asked for it any more
+            self._metrics.clock_jumped(-SET_BACK_MS)  # the metrics of the process before are gone
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        gc.freeze()  # modules stay: a full collection would look at them for 40 ms, and no thread runs meanwhile
+        gc.freeze()  # excludes modules: a full collection would scan them for 40 ms, and block all threads meanwhile
         settings = self._settings
         beat, rest_s = self._hearts.watch("credentials", CALLS_S), max(credentials.LOOK_S, self._restart.wait_s())
         self._health.enter("checking", reasons=("brokers, topics, Java",))
@@ -238,7 +239,7 @@ class Application:
             self._restart.execute(self._restarts_for)
 
     def _api(self) -> AbstractContextManager[object]:
-        """The API's listener, where it is on."""
+        """The API's listener, if enabled."""
         answers = Answers(
             pipeline=lambda: self._pipeline, targets=lambda: self._targets, gauges=self._snapshot,
             lateness=self._metrics.lateness, health=self._health, lag=self._lag, clock=self._clock,
@@ -252,7 +253,7 @@ class Application:
         require(findings)
 
     def _join(self) -> PipelineContext:
-        """Make the clients, and begin to start Spark."""
+        """Create the clients, and begin the start of Spark."""
         settings = self._settings
         repair = wiring.make_repair(settings)
         ownership = self._ownership = Ownership(
@@ -290,7 +291,7 @@ class Application:
             commands_first=wiring.make_commands_first(settings, cluster, self._clock),
             pauses=self._pauses,
         )
-        # The producer is opened (and a predecessor of this name fenced) with the membership, not before it: an instance
+        # The producer, which fences a predecessor of this name, opens with the membership and not before: an instance
         # that cannot join must not fence.
         ownership.start()
         dispatcher.start()
@@ -317,7 +318,7 @@ class Application:
         return context
 
     def _serve(self, context: PipelineContext) -> None:
-        """Until the process is to stop. Raises BridgeError for what is fatal."""
+        """Handle events until the process must stop. Raises BridgeError for a fatal error."""
         while not self._stopping:
             event = self._next_event()
             if isinstance(event, BridgeError):
@@ -328,7 +329,7 @@ class Application:
                 self._look(context)
 
     def _next_event(self) -> Notice | BridgeError | None:
-        """None when there was nothing for a while. A run of changes counts as one."""
+        """The next event, or None after a quiet interval. Consecutive changes become one event."""
         self._beat()
         connecting = self._health.phase.name == "connecting"
         try:
@@ -340,8 +341,8 @@ class Application:
         return event
 
     def _hold_instead(self, context: PipelineContext, error: BridgeError) -> None:
-        """A reader does not find what it is to read: hold the partitions of which that is true. Raises the error where
-        it is another one, or there are none."""
+        """A reader misses the records at its position: hold the affected partitions. Raises the error if it is another
+        one, or if no partition is affected."""
         pipeline = self._pipeline
         if error.code != RECORDS_GONE or pipeline is None:
             raise error
@@ -351,7 +352,7 @@ class Application:
         self._rebase(context, anew=True)
 
     def _rebase(self, context: PipelineContext, *, anew: bool) -> None:
-        """As `_follow`. Partitions with which a start would not go on are held, once others are delivered."""
+        """As `_follow`. Partitions that a start would refuse are held while others are delivered."""
         while True:
             try:
                 return self._follow(context, anew=anew)
@@ -361,11 +362,11 @@ class Application:
                     raise
 
     def _owned(self, partitions: frozenset[SourceName]) -> frozenset[SourceName]:
-        """Those of the group's partitions that are neither held nor left out. Raises BridgeError."""
+        """The group's partitions that are neither held nor left out. Raises BridgeError."""
         return self._left_out.without(self._identity.without(partitions))
 
     def _follow(self, context: PipelineContext, *, anew: bool) -> None:
-        """Have the pipeline follow what is owned now; where it cannot, stop it, and start another."""
+        """Let the pipeline follow the assignment; if it cannot, stop it and start another."""
         self._beat(START_S)
         member = context.ownership.membership()
         owned = self._owned(member.partitions)
@@ -384,28 +385,28 @@ class Application:
             log.info("no-partitions-assigned")
             return
         pipeline = self._pipeline = Pipeline(context, owned, member)
-        if self._events.empty() and pipeline.start():  # else it is out of date already
+        if self._events.empty() and pipeline.start():  # otherwise the assignment is already out of date
             self._health.enter("connecting", reasons=("waiting for the producer, all partitions and earlier commands",))
             self._look(context)
 
     def _stop_pipeline(self) -> None:
-        """Before another is made. A slow disk has the time that the group leaves a member between two polls."""
+        """Stop the pipeline before the next one. A slow disk has as long as a group member has between two polls."""
         patience_s = self._settings.budgets.poll_interval_s
         self._beat(START_S + patience_s)
         if self._pipeline is not None and not self._pipeline.stop(patience_s):
             raise EnvironmentFailure(
-                f"could not stop the pipeline of the previous assignment within {patience_s:.0f} s",
-                hint="Spark or the disk does not answer. Restart the bridge: it continues where it was.",
+                f"cannot stop the pipeline of the previous assignment within {patience_s:.0f} s",
+                hint="Spark or the disk does not answer. Restart the bridge: it continues from the same place.",
                 code="DB-3019",
             )
         self._pipeline = None
 
     def _look(self, context: PipelineContext) -> None:
-        """Once a second: lag, and what /readyz should tell."""
+        """Update the lag and the warnings of /readyz, once a second."""
         pipeline = self._pipeline
         if pipeline is not None:
             self._look_at_identity()
-        elif context.dispatcher.is_held:  # else a transaction may still commit for what is held
+        elif context.dispatcher.is_held:  # otherwise a transaction may still commit for held partitions
             self._tell(self._identity.look(context.ownership, context.cluster))
         self._conditions.look(context.cluster)
         if pipeline is None or pipeline.store is None:
@@ -428,7 +429,7 @@ class Application:
             self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
 
     def _look_at_identity(self) -> Change:
-        """Also while a start catches up, which may take long."""
+        """Look at the logs' identity; also during a start, which may catch up for a long time."""
         self._beat()
         return Change.NONE if self._pipeline is None else self._tell(self._pipeline.look_at_identity(self._lag))
 
@@ -454,14 +455,14 @@ class Application:
         log.info("stopped")
 
     def _watch_the_end(self) -> None:
-        """End the process `STOP_S_MAX` from now, whatever it waits for, the interpreter's own end included."""
+        """End the process `STOP_S_MAX` from now, even if it is waiting, or in the interpreter's own shutdown."""
         if self._watchdog is None:
             self._watchdog = threading.Timer(STOP_S_MAX, self._end_now)
             self._watchdog.daemon = True
             self._watchdog.start()
 
     def _end_now(self) -> None:
-        """The end took too long: Spark is starting, or a broker does not answer. Nothing is lost by that."""
+        """End at once after too long a stop: Spark is starting, or a broker does not answer. This loses nothing."""
         failure = self._failure
         log.warning("stopped-without-waiting", waited_s=STOP_S_MAX)
         if self._restarts_for is not None:
@@ -475,7 +476,7 @@ class Application:
             sys.stdout.flush()
         os._exit(0 if failure is None else failure.exit_code)
 
-    # ---- what it tells
+    # ---- reports
 
     def _snapshot(self) -> StoreSnapshot:
         pipeline = self._pipeline

@@ -1,11 +1,11 @@
-"""Sends the API's commands into the delay topics, and brings back what the dispatcher answers.
+"""Writes the API's commands to the delay topics, and returns the dispatcher's answers.
 
-    1 write the command, with a correlation id of its own   a crash leaves a command that is carried out
-    2 the dispatcher finishes it in a transaction           what it has done is in the log
-    3 `on_answers` is called once that is committed         the future that waits for it is settled
+    1 write the command, with a unique correlation id   after a crash the command is still carried out
+    2 the dispatcher finishes it in a transaction       the log has the outcome
+    3 `on_answers` is called after the commit           the waiting future is settled
 
-Commands outlive pipelines: one that is written while a partition moves to another instance is carried out there, and
-its answer never comes here.
+Commands outlive pipelines. If a partition moves to another instance, that instance carries the command out, and no
+answer comes here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 
 IN_FLIGHT_MAX: Final = 8_000
-"""Commands without an answer."""
+"""Limit of commands without an answer."""
 ROOM_S: Final = 30.0
 POLL_S: Final = 0.05
 IDLE_S: Final = 1.0
@@ -42,21 +42,21 @@ IDLE_S: Final = 1.0
 
 @dataclass(slots=True)
 class _Waiting:
-    """A command, and its answers so far; `left` are the messages that these were not about."""
+    """A command with its answers; `left` is the number of messages without an answer."""
 
     future: Future[Sequence[Answer]]
     left: int
     answers: list[Answer] = field(default_factory=list)
 
     def add(self, answer: Answer) -> bool:
-        """Whether it was the last one."""
+        """Add an answer; returns whether it was the last one."""
         self.answers.append(answer)
         self.left -= answer.count
         return self.left <= 0
 
 
 class CommandSender:
-    """See the module. Any thread; `on_answers` returns at once."""
+    """Sends commands, as in the module docstring. For any thread; `on_answers` returns at once."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class CommandSender:
 
     def send(self, orders: Sequence[Order]) -> Sequence[Future[Sequence[Answer]]]:
         """See `bridge.api.source.Commands`. Raises NotOwnedError, ValueError for a time beyond delay.max, and
-        EnvironmentFailure where commands find no room: those before are sent."""
+        EnvironmentFailure if there is no room; earlier commands of the call are already sent."""
         owned, latest_ms = self._owned(), self._clock.now_ms() + self._delay_max_ms
         for order in orders:
             if order.source not in owned:
                 raise NotOwnedError(origins_text(*order.source, order.origins))
             if order.due_ms is not None and latest_ms < order.due_ms < NEXT_MS and order.due_ms != AS_DUE_MS:
-                raise ValueError("that is further away than delay.max allows.")
+                raise ValueError("the time is further away than delay.max allows.")
         producer, futures = self._open(), list[Future[Sequence[Answer]]]()
         try:
             for order in orders:
@@ -100,12 +100,12 @@ class CommandSender:
         return futures
 
     def on_answers(self, answers: Sequence[Answer]) -> None:
-        """Of the dispatcher: these are committed. Those that others have asked for are left alone."""
+        """Take committed answers from the dispatcher. Answers to other clients' commands are ignored."""
         if self._waiting:
             self._answers.put(answers)
 
     def _open(self) -> Producer:
-        """Most bridges are never told anything: the producer is made, and its thread begins, with the first command."""
+        """The producer, created with its thread at the first command: most bridges never get one."""
         with self._lock:
             if self._producer is None:
                 self._producer = made("producer", lambda: self._make(dict(self._properties)))
@@ -117,7 +117,7 @@ class CommandSender:
         if not self._room.acquire(timeout=ROOM_S):
             raise EnvironmentFailure(
                 f"{IN_FLIGHT_MAX} commands are not answered yet",
-                hint="Look at /readyz: delivery waits for something.",
+                hint="Check /readyz for the reason why delivery waits.",
                 code="DB-3040",
             )
         correlation, future = f"{self._run}-{next(self._numbers)}", Future[Sequence[Answer]]()
@@ -151,14 +151,14 @@ class CommandSender:
         return future
 
     def _poll(self, producer: Producer, timeout_s: float) -> None:
-        """Let reports in. The client raises a fatal error here, once."""
+        """Receive delivery reports. The client raises a fatal error here, once."""
         try:
             producer.poll(timeout_s)
         except KafkaException as exception:
             self._drop(producer, kafka_error(exception))
 
     def _drop(self, producer: Producer, error: KafkaError) -> None:
-        """It can send nothing any more: what waits fails, and the next command has another producer made."""
+        """Drop an unusable producer: waiting commands fail, and the next command creates another producer."""
         with self._lock:
             if self._producer is not producer:
                 return
@@ -169,13 +169,13 @@ class CommandSender:
         drop(producer)
 
     def _forget(self, correlation: str) -> None:
-        """It is settled, or nothing waits for it any more."""
+        """Remove a command that is settled, or that nobody waits for any more."""
         with self._lock:
             self._waiting.pop(correlation, None)
         self._room.release()
 
     def _settle(self) -> None:
-        """The thread: serves the producer, and settles futures, so that the dispatcher does not."""
+        """The loop of the thread, which polls the producer and settles futures in place of the dispatcher."""
         while True:
             try:
                 answers = self._answers.get(timeout=POLL_S if self._waiting else IDLE_S)
@@ -185,7 +185,7 @@ class CommandSender:
                 with self._lock:
                     waiting = self._waiting.get(answer.correlation or "")
                 if waiting is not None and waiting.add(answer):
-                    with suppress(InvalidStateError):  # given up, or failed, just now
+                    with suppress(InvalidStateError):  # it was given up or failed meanwhile
                         waiting.future.set_result(waiting.answers)
             producer = self._producer
             if producer is not None:
@@ -193,12 +193,12 @@ class CommandSender:
 
 
 def _fail(future: Future[Sequence[Answer]], error: KafkaError) -> None:
-    # Its answer may be here although the client was told nothing of the record: it is in the log then.
+    # The answer may have arrived without a delivery report: then the record is in the log.
     with suppress(InvalidStateError):
         future.set_exception(
             EnvironmentFailure(
-                "a command could not be written into the delay topic",
-                hint="It needs Write there; ask again.",
+                "a command could not be written to the delay topic",
+                hint="Grant the bridge WRITE on the delay topic, then try again.",
                 reason=error.str(),
                 code="DB-3041",
             )

@@ -1,10 +1,10 @@
-"""Certificates, keys and passwords that are replaced while the bridge runs.
+"""The replacement of certificates, keys and passwords while the bridge runs.
 
-Kafka's clients read them only when they are made: open connections outlive an expired certificate, but no new one
-succeeds. So the configuration is read again every few seconds, as a start would read it. When the client properties or
-the files they name have changed, and are the same at the next look (key and certificate are replaced one after the
-other), a connection is made with them. Only if it succeeds does the bridge restart in place (restart.py); otherwise the
-old ones stay in force, and /readyz says why.
+Kafka's clients read them only at their creation: open connections outlive an expired certificate, but no new one
+succeeds. The configuration is therefore read again every few seconds, as at a start. Changed client properties or files
+that are the same at the next look (key and certificate are replaced one after the other) are tested with a connection.
+Only if that succeeds does the bridge restart in place (restart.py); otherwise the old ones stay in force, and /readyz
+has the reason.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bridge.settings.secrets import Redactor
 
 LOOK_S: Final = 10.0
 STABLE_S: Final = 2.0
-"""How long files must stay as they are before they are believed to be complete."""
+"""The time that files must stay unchanged before they count as complete."""
 _FILES: Final = (".location", ".keytab")
 
 log = structlog.get_logger("bridge.runtime.credentials")
 
 
 class Credentials:
-    """Looks when it is told to, by one thread."""
+    """Checks the credentials for changes. For one thread."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Credentials:
         verify: Callable[[Settings], object],
         on_replaced: Callable[[], None],
     ) -> None:
-        """`settings` are in force. `read` reads them again; `verify` raises BridgeError when the brokers refuse them;
-        `on_replaced` is called when they are new, and work."""
+        """`settings` are in force; `read` reads them again. `verify` raises BridgeError if the brokers refuse them.
+        `on_replaced` is called for new ones that work."""
         self._read = read
         self._verify = verify
         self._on_replaced = on_replaced
@@ -50,13 +50,13 @@ class Credentials:
         self._refused: str | None = None
 
     def alarms(self) -> tuple[str, ...]:
-        """What an operator should know although delivery continues."""
+        """Warnings for the operator while delivery continues."""
         if self._refused is None:
             return ()
         return (f"the new credentials cannot be used, the old ones stay in force: {self._refused}",)
 
     def look(self) -> float:
-        """Look once; returns in how many seconds to look again. What has just changed may not be complete yet."""
+        """Look once; returns the seconds until the next look. A recent change may not be complete yet."""
         try:
             fresh = self._read()
             seen = fingerprint(fresh)
@@ -72,7 +72,7 @@ class Credentials:
                 self._on_replaced()
         except (BridgeError, OSError) as error:
             self._refuse(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is: the files must be looked at again
+        except Exception as error:  # noqa: BLE001 - after any error the files must be checked again
             self._refuse(f"reading them failed: {type(error).__name__}", error)
         return LOOK_S
 
@@ -84,7 +84,7 @@ class Credentials:
 
 
 def fingerprint(settings: Settings) -> bytes:
-    """Of all client properties, and of the files that they name."""
+    """A digest of all client properties and of the files that they name."""
     digest = hashlib.sha256()
     for part in PARTS:
         for name, value in sorted(settings.kafka.properties(part).items()):
@@ -95,7 +95,7 @@ def fingerprint(settings: Settings) -> bytes:
 
 
 def connect(settings: Settings, redact: Redactor) -> None:
-    """Connect with these credentials, as each client would. Raises BridgeError."""
+    """Connect with these credentials, as every client would. Raises BridgeError."""
     redact.add(settings.secrets())
     java(settings)
     Cluster(settings).describe()

@@ -1,4 +1,4 @@
-"""What the gauges show: read from the store when Prometheus asks, never kept."""
+"""The values of the gauges, read from the store at each scrape and never kept."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
 EDGES_MS: Final = (60_000, 300_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000)
-"""The upper edges of `metrics.TIME_TO_GO`, but for the last."""
+"""The upper edges of `metrics.TIME_TO_GO`, without the last."""
 REFRESH_INTERVAL_S: Final = 5.0
 TOPICS_MAX: Final = 100
-"""Names in the metric of what is pending by topic."""
+"""Limit of names in the metric of pending messages by topic."""
 SAMPLES_MAX: Final = 512
-"""Ends that are remembered; when there are more, every other is forgotten."""
+"""Limit of remembered log ends; beyond it, every second one is dropped."""
 
 NOTHING: Final = StoreSnapshot()
 
@@ -37,7 +37,7 @@ log = structlog.get_logger("bridge.telemetry.metrics")
 
 
 class Lag:
-    """Ends of the delay topics' logs, looked up every few seconds; lag is their distance from what is ingested."""
+    """The ends of the delay topics' logs, looked up every few seconds; lag is their distance from ingest."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,28 +46,28 @@ class Lag:
         self._samples: list[tuple[float, dict[SourceName, Watermarks]]] = []
 
     def refresh(self, cluster: Cluster, store: TimerStore, *, at_once: bool = False) -> dict[SourceName, Looked] | None:
-        """Look the ends up again if it is time to, or is to be done `at_once`; None where it is not. Brokers that do
-        not answer, and partitions without leaders, leave the old ones."""
+        """Look up the ends if that is due, or `at_once`; None if it is not due. Without an answer from the brokers, or
+        without a leader, the old ends stay."""
         now_s = self._clock.monotonic_s()
         if not at_once and self._looked_s is not None and now_s - self._looked_s < REFRESH_INTERVAL_S:
             return None
         self._looked_s = now_s
         ingested, committed = store.next_offsets(), store.committed_offsets()
         try:
-            found = cluster.watermarks(sorted(ingested), of_all=False)
+            marks = cluster.watermarks(sorted(ingested), of_all=False)
         except EnvironmentFailure as error:
             log.warning("lag-unknown", reason=error.message)
-            found = {}
+            marks = {}
         else:
-            self._ends = {name: mark for name, mark in self._ends.items() if name in ingested} | found
-            self.note(now_s, found, ingested)
+            self._ends = {name: mark for name, mark in self._ends.items() if name in ingested} | marks
+            self.note(now_s, marks, ingested)
         return {
-            name: Looked(expected=at, marks=found.get(name), committed=committed.get(name, 0))
+            name: Looked(expected=at, marks=marks.get(name), committed=committed.get(name, 0))
             for name, at in ingested.items()
         }
 
     def note(self, now_s: float, ends: dict[SourceName, Watermarks], ingested: dict[SourceName, int]) -> None:
-        """Remember what the ends were, for as long as ingest has not reached them."""
+        """Remember the ends until ingest has reached them."""
         self._samples = [
             sample
             for sample in [*self._samples, (now_s, ends)]
@@ -77,15 +77,15 @@ class Lag:
             del self._samples[1::2]
 
     def of(self, ingested: dict[SourceName, int]) -> dict[SourceName, int]:
-        """Records between what is ingested and the log's end, by partition."""
+        """The number of records between ingest and the log's end, by partition."""
         return {name: max(0, self._ends[name].end - at) for name, at in ingested.items() if name in self._ends}
 
     def marks(self, partitions: Iterable[SourceName]) -> dict[SourceName, Watermarks]:
-        """Where the logs begin and end, of those partitions that were looked up."""
+        """The marks of the logs of these partitions; partitions without a look-up are left out."""
         return {name: self._ends[name] for name in partitions if name in self._ends}
 
     def behind_s(self, ingested: dict[SourceName, int]) -> dict[SourceName, float]:
-        """For how long records wait to be read, by partition: since the oldest end that ingest has not reached."""
+        """The waiting time of unread records, by partition: since the oldest end that ingest has not reached."""
         now_s = self._clock.monotonic_s()
         return {
             name: next((now_s - at_s for at_s, ends in self._samples if name in ends and ends[name].end > at), 0.0)
@@ -101,7 +101,7 @@ def snapshot(
     guard: RetentionGuard | None,
     base: StoreSnapshot = NOTHING,
 ) -> StoreSnapshot:
-    """The store's state as the gauges tell it, on top of what `base` tells."""
+    """The gauges of the store's state, added to those in `base`."""
     stats = store.stats([now_ms + edge for edge in EDGES_MS])
     until = [0, *stats.pending_until, stats.pending]
     since_ms = store.waits_since_ms()
@@ -134,7 +134,7 @@ def snapshot(
 
 
 def largest(counts: dict[str, int]) -> dict[str, int]:
-    """The TOPICS_MAX largest by name, the others together: names come from headers."""
+    """The TOPICS_MAX largest counts by name, and the sum of the others: names come from headers."""
     if len(counts) <= TOPICS_MAX:
         return counts
     named = nlargest(TOPICS_MAX, counts.keys() - {OTHER_TARGETS}, key=counts.__getitem__)
@@ -143,7 +143,7 @@ def largest(counts: dict[str, int]) -> dict[str, int]:
 
 
 def _room(directory: Path) -> tuple[int | None, int | None]:
-    """Size and room of the file system; None where it cannot be asked: the other gauges are worth having anyway."""
+    """Size and free space of the file system; None if unknown, so that the other gauges still work."""
     try:
         usage = shutil.disk_usage(directory)
     except OSError:

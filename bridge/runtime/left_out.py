@@ -1,8 +1,8 @@
-"""Partitions that are left out for a while, as if another instance owned them, so that they hold up no others.
+"""Partitions that are temporarily left out, as if another instance owned them, so that they do not block others.
 
-A partition of a delay topic that accepts no writes keeps its own P (`TimerStore.hold`). If it has pending rows that
-are output by offset (rejects, cancels to be forwarded), its O stands still, too, and nothing behind it can be flushed,
-until it leaves no room for others. Then the pipeline is made again without it, and later with it.
+A partition of a delay topic that accepts no writes keeps its own P (`TimerStore.hold`). If it has pending rows that are
+output by offset (rejects, cancels to be forwarded), its O stops as well, and no later rows can be flushed until they
+leave no room for others. Then a new pipeline starts without the partition, and later one with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 
 LOOKS: Final = 3
-"""So many times in a row it must be found to leave no room."""
+"""The number of consecutive looks at which the partition must leave no room."""
 WAIT_S: Final = 60.0
 WAIT_S_MAX: Final = 600.0
 
@@ -24,7 +24,7 @@ log = structlog.get_logger("bridge.runtime.left_out")
 
 
 class LeftOut:
-    """See the module. One thread."""
+    """Decides which partitions are left out. For one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,12 +33,12 @@ class LeftOut:
         self._blocking: tuple[frozenset[SourceName], int] = (frozenset(), 0)
 
     def without(self, owned: frozenset[SourceName]) -> frozenset[SourceName]:
-        """What of the owned partitions to take on; all of them where none would be left."""
+        """The owned partitions that are not left out; all of them if none would remain."""
         return (owned - self._until_s.keys()) or owned
 
     def look(self, blocking: Set[SourceName], owned: Set[SourceName]) -> bool:
-        """Note which of the pipeline's partitions (`owned`) leave no room; True where it must be made again, without or
-        with them. Partitions that hold up no other stay."""
+        """Note which of the pipeline's partitions (`owned`) leave no room. Returns whether a new pipeline must start
+        without or with them. Partitions that block no others stay."""
         now_s = self._clock.monotonic_s()
         if blocking >= owned:
             blocking = frozenset()
@@ -46,8 +46,8 @@ class LeftOut:
         for name in over:
             del self._until_s[name]
             log.info("partition-taken-on-again", topic=name[0], partition=name[1])
-        found, times = self._blocking
-        times = times + 1 if blocking and blocking == found else int(bool(blocking))
+        before, times = self._blocking
+        times = times + 1 if blocking and blocking == before else int(bool(blocking))
         self._blocking = (frozenset(blocking), times)
         if times < LOOKS:
             return bool(over)
@@ -59,8 +59,8 @@ class LeftOut:
         return True
 
     def alarms(self) -> tuple[str, ...]:
-        """In words, for /readyz."""
+        """A sentence about the partitions that are left out, for /readyz."""
         if not self._until_s:
             return ()
         names = ", ".join(f"{topic}/{partition}" for topic, partition in sorted(self._until_s))
-        return (f"left out for a while, since they take nothing and leave no room for others: {names}",)
+        return (f"temporarily left out, since they accept no writes and leave no room for others: {names}",)

@@ -1,8 +1,8 @@
 """Maintenance: the thread that flushes the store, loads its windows, reclaims and compacts its segments.
 
-One thread for all of it, as `timerstore.operations.maintenance` requires. Reclaiming needs no room and makes some, so
-it comes before what needs room. While the disk is full, windows are still loaded. A damaged segment is set aside, and
-the pipeline starts again from what is left and Kafka.
+One thread does all of it, as `timerstore.operations.maintenance` requires. Reclaiming frees space, so it precedes the
+work that needs space. A full disk does not stop the loading of windows. A damaged segment is set aside, and the
+pipeline starts again from the other segments and Kafka.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ BUSY_WAIT_S: Final = 0.05
 IDLE_WAIT_S: Final = 0.5
 RECLAIM_INTERVAL_S: Final = 1.0
 COMPACT_INTERVAL_S: Final = 5.0
-"""Between two looks whether a compaction is worth while. One that is under way continues window by window."""
+"""The interval of checks whether a compaction is worthwhile. A running one continues window by window."""
 COMPACT_AGAIN_S: Final = 60.0
-"""After a compaction for which there was no room."""
+"""The pause after a compaction without room."""
 FLUSH_AGAIN_S: Final = 5.0
-"""After a flush for which there was no room."""
+"""The pause after a flush without room."""
 
 log = structlog.get_logger("bridge.runtime.maintenance_thread")
 
 
 class MaintenanceThread:
-    """Runs `store.maintenance` until stopped. `on_corrupt` asks for a rebuild; `beat` is called before each piece of
-    work, also when there is nothing to do."""
+    """Runs `store.maintenance` until stopped. `on_corrupt` asks for a rebuild; `beat` is called before each step, even
+    an idle one."""
 
     def __init__(
         self,
@@ -73,19 +73,19 @@ class MaintenanceThread:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """End after the piece of work that is under way; returns whether that was in time."""
+        """End after the current step; returns whether that was in time."""
         self._stop.set()
         self._news.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def ask(self, work: Callable[[], bool]) -> None:
-        """Have this done between two pieces of work, again and again until it returns True. It raises as they do."""
+        """Call `work` between two steps, repeatedly until it returns True. It may raise the same errors as a step."""
         self._asked.append(work)
         self._news.set()
 
     def flush_now(self, timeout_s: float) -> bool:
-        """Flush between two pieces of work; returns whether that was done in time."""
+        """Flush between two steps; returns whether that was in time."""
         done = threading.Event()
 
         def flush() -> bool:
@@ -101,7 +101,7 @@ class MaintenanceThread:
         return self._thread.is_alive()
 
     def flush(self) -> None:
-        """Flush once more, after `stop`: a restart then has little to read again. A full disk is no reason to fail."""
+        """Flush once more after `stop`, so that a restart has little to read again. Ignores a full disk."""
         self._store.maintenance.abandon_compaction()
         try:
             self._flush()
@@ -133,7 +133,7 @@ class MaintenanceThread:
         while self._asked:
             self._beat(self._compact_budget_s)
             if not self._asked[0]():
-                return  # a flush may have to come first
+                return  # a flush may be necessary first
             self._asked.popleft()
 
     def _reclaim(self) -> None:
@@ -157,7 +157,7 @@ class MaintenanceThread:
         return is_due
 
     def _compact(self) -> None:
-        """One window of a compaction, if one is worth while: what is due soon, and flushes, come in between."""
+        """Compact one window if that is worthwhile; due load windows and flushes take place in between."""
         began_s = self._clock.monotonic_s()
         if began_s < self._compact_s:
             return
@@ -170,7 +170,7 @@ class MaintenanceThread:
                 self._beat()
                 maintenance.compact(window, read_window(window, self._store.sources))
         except DiskFull as full:
-            # It would free room, and needs some first. Nothing else has to wait for it.
+            # A compaction needs space before it frees any. No other work depends on it.
             log.warning("compaction-put-off", reason=full.message, hint=full.hint)
             self._compact_s = began_s + COMPACT_AGAIN_S
             return
@@ -211,7 +211,7 @@ class MaintenanceThread:
             log.debug("segment-written", rows=flushed.rows, bytes=flushed.bytes)
 
     def _note_full(self, full: DiskFull) -> None:
-        """A compaction that is under way gives its room back: the flush needs it more."""
+        """Free the space of a running compaction: the flush needs it more."""
         self._store.maintenance.abandon_compaction()
         given = self._store.maintenance.drop_aside()
         if given:

@@ -1,22 +1,22 @@
-"""The pipeline: from the committed states to a store that is filled by the query and emptied by the dispatcher.
+"""The pipeline: a store that starts from the committed states; the query fills it, and the dispatcher empties it.
 
-    plan        the committed (O, P), first commits where they are due, and decode epochs: start/first_commits.py
+    plan        the committed (O, P), the first commits if due, and decode epochs: start/first_commits.py
     open        the index of store.directory
-    catch up    read from where the index ends up to O; nothing is dispatched before (invariant I6)
+    catch up    read from the end of the index up to O; no delivery before (invariant I6)
     run         ingest, maintenance, dispatcher; Spark's session may still be starting. Messages wait until commands
-                that were written before the start are read: delivery/commands_first.py
+                from before the start are read: delivery/commands_first.py
 
-When the assignment changes, it follows: only the partitions that come or go are touched.
+The pipeline follows changes of the assignment: only the partitions that come or go are touched.
 
-    go     flush; hold the dispatcher between two transactions (some 40 ms); their rows leave the store; go on without.
-           A crash anywhere is one before or after the revocation: nothing is written but that flush
-    come   plan as at a start, for them alone; count what the index holds of them; put them into the store, where they
-           are held until they are read up to their O, and commands above it, too; then the dispatcher has them. A crash
-           before their first commit leaves their committed states as they were
+    go     flush; hold the dispatcher between two transactions (some 40 ms); remove their rows from the store; go on.
+           A crash is one before or after the revocation: only the flush is written
+    come   plan for them as at a start; count their rows in the index; add them to the store, where they are held until
+           they are read up to their O, and commands above it, too; hand them to the dispatcher. A crash before their
+           first commit leaves their committed states unchanged
 
-A second change in between drops what has not come yet, and it is planned anew. Where following is not possible (nothing
-is left; the open transaction did not end, or the partitions were lost; the index must be opened differently), and when
-a segment is found damaged, the pipeline is stopped and a new one is made.
+A second change in between drops partitions that have not come yet; they are planned anew. The pipeline is stopped and
+replaced if it cannot follow (no partition is left; the open transaction did not end; partitions were lost; the index
+must be opened differently), and after the discovery of a damaged segment.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ INGEST, QUERY, MAINTENANCE = "ingest", "query", "maintenance"
 """Names of hearts."""
 
 FLUSH_S: Final = Wait.FLUSH_OF_GONE.s
-"""How long a revocation waits for a flush, which spares reading again what comes back soon."""
+"""The longest wait of a revocation for a flush, which saves reading again if the partitions come back soon."""
 JOIN_S: Final = Wait.ROOM_TO_JOIN.s
-"""How long partitions that come wait for a batch that is taken in, before a flush may have to make room for it."""
+"""The longest wait of new partitions for a batch in progress; then a flush may have to make room for the batch."""
 END_S_MAX: Final = 5.0
-"""How long maintenance has when the process ends, which must not take longer than `app.STOP_S_MAX`."""
+"""The time of maintenance at the end of the process, which must take less than `app.STOP_S_MAX`."""
 
 log = structlog.get_logger("bridge.runtime.pipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
-    """What outlives a pipeline and is handed to each."""
+    """The parts that outlive a pipeline and serve each one."""
 
     settings: Settings
     clock: Clock
@@ -97,27 +97,27 @@ class PipelineContext:
     on_rebuild: Callable[[], None]
     identity: IdentityWatch
     on_plan: Callable[[StartPlan], None] = lambda _: None
-    """Told before anything of its partitions is delivered."""
+    """Called before the first delivery from its partitions."""
     look: Callable[[], Change] = lambda: Change.NONE
-    """The periodic look at the logs, by the thread that starts and follows; it asks for another pipeline itself."""
+    """The periodic look at the logs, by the thread that starts and follows; it requests a new pipeline itself."""
 
 
 class Pipeline:
-    """See the module. `start`, `follow` and `stop` are called by one thread, the others by any."""
+    """See the module docstring. One thread calls `start`, `follow` and `stop`; any may call the others."""
 
     def __init__(self, context: PipelineContext, owned: frozenset[SourceName], member: Membership) -> None:
-        """`owned` are those partitions of `member` that are not left out."""
+        """`owned` are the partitions of `member` that are not left out."""
         self._context = context
         self._owned = owned
         self._member = member
         self._changing = threading.RLock()
-        """Guards those above, and the two below: what is owned changes together in all parts."""
+        """Guards the fields above and the two below: ownership changes in all parts together."""
         self._follows = False
         self._joins = 0
         self._epochs: dict[SourceName, DecodeEpochs] = {}
         self._windows: Mapping[str, Windows] = {}
         self.topic_ids: Mapping[str, str] = {}
-        """Of the delay topics that it has begun with."""
+        """The ids of the delay topics at the start."""
         self._cancelled = threading.Event()
         self._ingest: Ingest | None = None
         self._suspects: Suspects | None = None
@@ -129,9 +129,9 @@ class Pipeline:
     # ---- life
 
     def start(self) -> bool:
-        """Bring the pipeline up; False when it was cancelled, or its assignment is out of date already.
+        """Start the pipeline; False if it was cancelled, or its assignment is already out of date.
 
-        Raises StateError where going on would lose or repeat messages, EnvironmentFailure for missing answers."""
+        Raises StateError if going on would lose or repeat messages, EnvironmentFailure for missing answers."""
         context = self._context
         self._must_be_at_rest()
         context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
@@ -158,7 +158,7 @@ class Pipeline:
         self._maintenance.start()
         ingest = self._ingest = self._make_ingest(store, plan)
         cut = recovery.unseen_cuts(found, plan.cuts).keys()
-        if cut and cut < plan.states.keys():  # they are read from their logs' starts: the others do not wait for that
+        if cut and cut < plan.states.keys():  # they are read from the start of their logs; the others do not wait
             store.assignment.postpone(cut, context.clock.now_ms())
         if self._cancelled.is_set():
             return False
@@ -176,8 +176,8 @@ class Pipeline:
         return True
 
     def _catching_up(self, work: LongWork, store: TimerStore, done: int, total: int) -> None:
-        """A corrupt batch below the committed O holds up its own partition, and not the start; a log that has lost what
-        is to be read, neither."""
+        """Report progress. A corrupt batch below the committed O blocks only its own partition, not the start; so does
+        a log that has lost unread records."""
         work.report(done, total)
         held = self.corrupt_batches().keys() - set(store.assignment.joining())
         if held:
@@ -186,12 +186,12 @@ class Pipeline:
             self.cancel()
 
     def cancel_start(self) -> None:
-        """As `cancel`, unless it has started. (One that does so at this moment is made anew.)"""
+        """Cancel a start that has not finished. (A pipeline that finishes at this moment is replaced.)"""
         if not self._follows:
             self.cancel()
 
     def cancel(self) -> None:
-        """Let a `start` that is under way return soon; nothing more is ingested."""
+        """Let a running `start` return soon, and stop ingest."""
         self._cancelled.set()
         if self._ingest is not None:
             self._ingest.cancel()
@@ -200,8 +200,7 @@ class Pipeline:
 
     def stop(self, patience_s: float = END_S_MAX) -> bool:
         """Stop the query, hold the dispatcher, flush, and unlock the directory. Maintenance has `patience_s` to end its
-        piece of work, as a disk may be slow; else returns False, and the directory stays locked as long as the process
-        lives."""
+        current step on a slow disk. Otherwise returns False, and the directory stays locked until the process ends."""
         with self._changing:
             self._follows = False
         self.cancel()
@@ -227,17 +226,17 @@ class Pipeline:
     # ---- partitions that come and go
 
     def follow(self, owned: frozenset[SourceName], member: Membership) -> bool:
-        """Deliver `owned`, the partitions of `member` that are not left out, from now on. False where the pipeline must
-        be made anew. Raises as `start`."""
+        """Deliver `owned`, the partitions of `member` that are not left out, from now on. False if the pipeline must be
+        replaced. Raises as `start`."""
         with self._changing:
             if not self._follows or self._cancelled.is_set():
                 return False
             if member.revocations < self._member.revocations:
-                return True  # sampled during a revocation: what the group says after it is still to come
+                return True  # sampled during a revocation: the group's next assignment is still to come
             self._member, gone = member, self._owned - owned
             dispatcher = self._context.dispatcher
             if not gone and self.store is not None and dispatcher.is_held:
-                # It holds itself where its assignment is out of date: this one is not.
+                # It was held for an outdated assignment; this one is current.
                 dispatcher.resume(self.store, {}, member.revocations)
         if gone and not self.give_up(gone, member.revocations):
             return False
@@ -245,12 +244,12 @@ class Pipeline:
         return not come or self._take_on(come, member)
 
     def give_up(self, names: frozenset[SourceName], revocations: int) -> bool:
-        """These partitions are another instance's from now on (`revocations` have been then). Returns when no
-        transaction is open that carries them; False where it is, or where the pipeline must be made anew."""
+        """Give these partitions to another instance; `revocations` counts this revocation. Returns once no open
+        transaction carries them; False if one still does, or if the pipeline must be replaced."""
         if self._follows and self._maintenance is not None:
             self._maintenance.flush_now(FLUSH_S)
         with self._changing:
-            revocations = max(revocations, self._member.revocations)  # another may have come during the flush
+            revocations = max(revocations, self._member.revocations)  # the flush may have outlasted another one
             at_rest = self._context.dispatcher.quiesce()
             store, ingest, maintenance = self.store, self._ingest, self._maintenance
             if not at_rest or not self._follows or store is None or ingest is None or maintenance is None:
@@ -261,7 +260,7 @@ class Pipeline:
                 self.abandon()
                 return True
             gone = names & here
-            self._joins += 1  # what has not come yet is planned anew
+            self._joins += 1  # partitions that have not come yet are planned anew
             if gone:
                 store.assignment.give_up(gone, self._context.clock.now_ms())
                 ingest.give_up(gone)
@@ -273,13 +272,13 @@ class Pipeline:
         return True
 
     def abandon(self) -> None:
-        """It follows no more: another is to be made."""
+        """Stop following: another pipeline replaces this one."""
         with self._changing:
             self._follows = False
             self.cancel()
 
     def _take_on(self, come: frozenset[SourceName], member: Membership) -> bool:
-        """Begin to take on partitions; False where the pipeline must be made anew."""
+        """Begin to take on partitions; False if the pipeline must be replaced."""
         store, ingest, maintenance = self.store, self._ingest, self._maintenance
         if store is None or ingest is None or maintenance is None:
             return False
@@ -289,7 +288,7 @@ class Pipeline:
         )  # fmt: skip
         plan = self._plan(index, come, member)
         if plan is None:
-            return True  # the group says something else now
+            return True  # the assignment has changed again
         progress, frozen, cuts = plan.progress, plan.frozen, plan.cuts
         resume = store.assignment.resume_offsets(progress, frozen, plan.log_starts, cuts)
         if resume is None or plan.gives_up_index or not self._spans(plan.windows):
@@ -330,17 +329,17 @@ class Pipeline:
         return True
 
     def _spans(self, windows: Mapping[str, Windows]) -> bool:
-        """Whether the store keeps cancels for as long as these roll windows need."""
+        """Whether the store keeps cancels long enough for these roll windows."""
         longest_ms = max(window.largest_ms for window in self._windows.values())
-        return all(name in self._windows and each.largest_ms <= longest_ms for name, each in windows.items())
+        return all(name in self._windows and window.largest_ms <= longest_ms for name, window in windows.items())
 
     @property
     def owned(self) -> frozenset[SourceName]:
-        """The partitions that it delivers."""
+        """The partitions that the pipeline delivers."""
         return self._owned
 
     def is_reading(self) -> bool:
-        """Whether a record that is sent now is read at once."""
+        """Whether a new record is read at once."""
         return self._ingest is not None and self._ingest.is_reading()
 
     @property
@@ -349,30 +348,30 @@ class Pipeline:
         return "plain" if self._ingest is None else self._ingest.reader
 
     def blocked_by(self) -> frozenset[SourceName]:
-        """Partitions that take nothing, and for which no room is left for all others."""
+        """Partitions that accept no writes and leave no room for all others."""
         return frozenset() if self.store is None else self.store.blocked_by()
 
     def problems(self) -> list[str]:
-        """What has ended that should run, in words."""
+        """Sentences about parts that have ended unexpectedly."""
         maintenance = self._maintenance
         if maintenance is None or maintenance.is_alive or self._cancelled.is_set():
             return []
         return ["maintenance has ended"]
 
     def corrupt_batches(self) -> Mapping[SourceName, int]:
-        """Where each of them begins, by the partition that it holds up."""
+        """The first offset of each corrupt batch, by the partition that it blocks."""
         held = {} if self._suspects is None else self._suspects.held()
         return {name: batch.offset for name, batch in held.items()}
 
     def impediments(self) -> tuple[str, ...]:
-        """Why ingest or delivery waits although the pipeline runs."""
+        """The reasons why ingest or delivery waits while the pipeline runs."""
         if self._maintenance is not None and self._maintenance.disk_is_full:
             return ("the disk is full: ingest waits, delivery goes on",)
         return ()
 
     def look_at_identity(self, lag: Lag, *, is_told: bool = False) -> Change:
-        """Look, where it is time to or a reader has told of something (`is_told`), how far the logs reach, and whether
-        they are still the same."""
+        """Check the ends and the identity of the logs, if that is due, or at once after a reader's report
+        (`is_told`)."""
         context, store = self._context, self.store
         if store is None:
             return Change.NONE
@@ -385,7 +384,7 @@ class Pipeline:
         return change
 
     def look_at_retention(self, lag: Lag) -> None:
-        """Look, from time to time, whether the topic keeps what is pending."""
+        """Check periodically that the topic keeps the records of pending messages."""
         if self.retention is not None and self.store is not None:
             ingested = self.store.next_offsets()
             if self._ingest is not None:
@@ -396,23 +395,23 @@ class Pipeline:
                 self._maintenance.flush_now(0)
 
     def alarms(self) -> tuple[str, ...]:
-        """What an operator should know although delivery continues."""
+        """Warnings for the operator while delivery continues."""
         joining = [] if self.store is None else self.store.assignment.joining()
         unread = () if self._suspects is None else self._suspects.alarms()
-        come = (f"partitions that have come are being read up to their committed offsets: {_names(joining)}",)
+        come = (f"new partitions are being read up to their committed offsets: {_names(joining)}",)
         kept = () if self.retention is None else self.retention.alarms()
         return (*(come if joining else ()), *unread, *kept, *self._context.dispatcher.doubts.alarms())
 
     # ---- parts of start
 
     def _must_be_at_rest(self) -> None:
-        """A transaction that were committed after its states have been read would be delivered again."""
+        """Wait for the open transaction: one committed after the states are read would be delivered again."""
         dispatcher, wait_s = self._context.dispatcher, self._context.settings.budgets.step_s
         dispatcher.quiesce(wait_s)
         if dispatcher.state not in AT_REST:
             raise EnvironmentFailure(
                 f"the open transaction did not end within {wait_s:.0f} s",
-                hint="Check the brokers. Restart the bridge: it continues where it was.",
+                hint="Check the brokers. Restart the bridge: it continues from the same place.",
                 code="DB-3034",
             )
 
@@ -420,8 +419,9 @@ class Pipeline:
         context = self._context
         limits = limits_of(context.cluster, sorted({topic for topic, _ in owned}))
         parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
-        for topic, each in parameters.items():
-            log.info("roll-window", topic=topic, window_ms=each.roll_window_ms, retention_ms=limits[topic].retention_ms)
+        for topic, decoding in parameters.items():
+            kept_ms = limits[topic].retention_ms
+            log.info("roll-window", topic=topic, window_ms=decoding.roll_window_ms, retention_ms=kept_ms)
 
         def facts() -> StartFacts | None:
             with as_bridge_errors():
@@ -448,7 +448,7 @@ class Pipeline:
         if plan.gives_up_index:
             with as_bridge_errors():
                 found = recovery.give_up(found, now_ms)
-        self._found = None  # from here on the lock is the store's, opened or not
+        self._found = None  # from here on the store owns the lock, even if the opening fails
         work = LongWork(context.health, context.clock, "recovering", "segments opened")
         return open_index(found, plan, context.settings, partitions, now_ms, work.report)
 
@@ -492,7 +492,7 @@ class Pipeline:
 
 
 def _ends(plan: StartPlan) -> dict[SourceName, int]:
-    """Where the logs ended when the plan was made."""
+    """The ends of the logs at the time of the plan."""
     return {name: mark.end for name, mark in plan.log_marks.items()}
 
 

@@ -1,9 +1,9 @@
-"""A restart in place: the process stops in order, then executes itself anew under the same process id, so that a
-supervisor sees no end.
+"""A restart in place: the process stops in order, then executes itself anew with the same process id, so a supervisor
+notices no end.
 
-Kafka's clients read certificates and passwords only when they are made. They also wait by the wall clock: when it is
-set back, a wait gets longer by as much, and nothing can interrupt it. Both need new clients, and a start, which takes
-two seconds, is the only way to make them.
+Kafka's clients read certificates and passwords only at their creation. They also wait by the wall clock: if it is set
+back, a wait becomes longer by as much and cannot be interrupted. Both cases need new clients, and only a start, which
+takes two seconds, creates them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from bridge.runtime.stop_signals import NUMBERS
 from timerstore.clock import Clock
 
 VARIABLE: Final = "DELAY_BRIDGE_RESTARTED"
-"""Reason and monotonic time of the last restart in place, for the process that it makes."""
+"""Reason and monotonic time of the last restart in place, for the new process."""
 INTERVAL_S: Final = 60.0
-"""Between two restarts: a clock that is set back again and again must not keep the bridge restarting."""
+"""The shortest time between two restarts, for clocks that are set back repeatedly."""
 CHILDREN_S: Final = 5.0
 STANDARD_ERROR: Final = 2
 
@@ -33,7 +33,7 @@ log = structlog.get_logger("bridge.runtime.restart")
 
 
 class Restart:
-    """Make it first thing: libraries change the environment, and the next process is to have it as it was."""
+    """Create it first of all: libraries change the environment, and the next process needs the original one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,7 +46,7 @@ class Restart:
         return max(0.0, self._allowed_s - self._clock.monotonic_s())
 
     def await_children(self) -> None:
-        """Wait until the JVM of the process before this one has ended; it does when the pipe to it is closed."""
+        """Wait for the end of the previous process's JVM, which ends when its pipe is closed."""
         until_s, pause = self._clock.monotonic_s() + CHILDREN_S, threading.Event()
         with suppress(ChildProcessError):
             while self.reason and self._clock.monotonic_s() < until_s:
@@ -54,11 +54,11 @@ class Restart:
                     pause.wait(0.05)
 
     def execute(self, reason: str) -> NoReturn:
-        """Replace the process; any thread may call it. Only the standard streams stay open; a SIGTERM or SIGINT stays
-        pending until the next process takes it. Raises EnvironmentFailure."""
+        """Replace the process; any thread may call it. Only the standard streams stay open. A SIGTERM or SIGINT stays
+        pending for the next process. Raises EnvironmentFailure."""
         log.info("restarting-in-place", reason=reason)
         for descriptor in Path("/dev/fd").iterdir():
-            with suppress(OSError):  # one of them is closed by now: that of the listing
+            with suppress(OSError):  # the descriptor of the listing itself is closed by now
                 os.set_inheritable(int(descriptor.name), int(descriptor.name) <= STANDARD_ERROR)
         with suppress(OSError):
             sys.stdout.flush()
@@ -68,16 +68,16 @@ class Restart:
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], self._environment | told)
         except OSError as error:
             raise EnvironmentFailure(
-                f"could not execute {sys.executable} anew: {error.strerror}",
-                hint="Start the bridge: it continues where it was.",
+                f"cannot execute {sys.executable} anew: {error.strerror}",
+                hint="Start the bridge: it continues from the same place.",
                 code="DB-3018",
             ) from None
 
 
 def set_back_again() -> EnvironmentFailure:
-    """What ends the process when a restart in place does not help against the clock."""
+    """The error that ends the process if the clock is set back again soon after a restart in place."""
     return EnvironmentFailure(
         "the wall clock was set back within a minute of a restart in place",
-        hint="Repair the time synchronisation. Started again, the bridge continues where it was.",
+        hint="Repair the time synchronisation. After a restart the bridge continues from the same place.",
         code="DB-3012",
     )

@@ -1,8 +1,8 @@
-"""SIGTERM and SIGINT, answered on a thread of their own.
+"""SIGTERM and SIGINT, handled in a separate thread.
 
-A Python handler runs in the main thread between any two of its steps: it must not take a lock that may be held there,
-and does not run while that thread waits inside a client library. So the handlers do nothing. The interpreter writes the
-signal's number to a socket at once, and the thread reads it there.
+A Python handler runs in the main thread between any two of its steps: it must not take a lock that the main thread may
+hold, and it does not run while that thread waits inside a client library. The handlers therefore do nothing. The
+interpreter writes the signal's number to a socket at once, and the thread reads it there.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def stop_signals(on_signal: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile `on_signal` is called for each signal that asks to stop. To be entered in the main thread."""
+    """Call `on_signal` for each SIGTERM and SIGINT inside the context. Enter it in the main thread."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     for number in NUMBERS:
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)  # after a restart in place they are blocked until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)  # blocked until now after a restart in place
     threading.Thread(target=_answer, args=(reader, on_signal), name="signals", daemon=True).start()
     try:
         yield
-    finally:  # the handlers stay: another signal must not cut the end of the process short
+    finally:  # the handlers stay: another signal must not interrupt the end of the process
         signal.set_wakeup_fd(-1)
         writer.close()
 

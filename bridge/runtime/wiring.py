@@ -1,4 +1,4 @@
-"""The parts of the bridge, as the settings say."""
+"""Factories for the parts of the bridge, from its settings."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def make_pauses(settings: Settings, clock: Clock) -> Pauses:
 
 
 def plan_reader(pauses: Pauses, planner: Planner) -> Callable[[StartPlan], None]:
-    """Tells the parts of delivery what the plan of a start knows of the delay topics."""
+    """Passes the start plan's facts about the delay topics to the parts of delivery."""
 
     def read(plan: StartPlan) -> None:
         pauses.learn(plan.pauses)
@@ -125,19 +125,19 @@ def make_resuming(
     planner: Planner,
     pipeline: Callable[[], Pipeline | None],
 ) -> Repeating:
-    """The thread that brings forward what pauses of targets have put off."""
+    """The thread that brings messages forward after a pause of their target."""
     settings, cluster = context.settings, context.cluster
 
     def store() -> TimerStore | None:
-        found = pipeline()
-        return None if found is None or context.health.phase.name != "running" else found.store
+        running = pipeline()
+        return None if running is None or context.health.phase.name != "running" else running.store
 
     def read(partitions: Collection[SourceName]) -> Iterator[CommittedState]:
         for name, (offset, metadata) in cluster.committed(settings.group_id, partitions).items():
             try:
                 state = decode_metadata(name, offset, metadata)
             except StateError:
-                continue  # another instance's, which tells of it
+                continue  # another instance owns the partition, and reports the error
             yield state
 
     def bring(named: Named) -> Sequence[Future[Sequence[Answer]]] | None:
@@ -176,7 +176,7 @@ def make_writer(
 
 
 def make_doubts(settings: Settings, cluster: Cluster, clock: Clock, metrics: Metrics) -> Doubts:
-    """What looks transactions up that ended without being asked to."""
+    """The look-up of transactions that ended unasked."""
     return Doubts(
         read=LookUp(cluster, partial(make_consumer, settings), clock),
         choices=Choices(settings.store.directory, ENDS),
@@ -198,7 +198,7 @@ def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> Comma
 
 
 def make_api(settings: Settings, answers: Source, logins: Logins, hearts: Heartbeats) -> AbstractContextManager[object]:
-    """The API's listener, where it is on."""
+    """The API's listener, if enabled."""
     http = settings.http
     if http.api == "off":
         return nullcontext()
@@ -216,23 +216,23 @@ def make_api(settings: Settings, answers: Source, logins: Logins, hearts: Heartb
 
 
 def introduce(settings: Settings, cluster: Cluster) -> None:
-    """One line that says who this is, for a reader of the log who knows nothing else."""
-    found, bridge = cluster.describe(), settings.bridge
+    """Log one line with the identity of this bridge."""
+    description, bridge = cluster.describe(), settings.bridge
     log.info(
-        "introduction", version=__version__, id=bridge.id, instance=bridge.instance, cluster=found.cluster_id,
-        brokers=found.brokers, delay_topics=sorted(settings.delay_topics), mode=settings.delivery.mode,
+        "introduction", version=__version__, id=bridge.id, instance=bridge.instance, cluster=description.cluster_id,
+        brokers=description.brokers, delay_topics=sorted(settings.delay_topics), mode=settings.delivery.mode,
     )  # fmt: skip
 
 
 def session_maker(settings: Settings, cluster: Cluster) -> Callable[[], SparkSession]:
-    """How Spark's session is made, which takes seconds: nothing waits for it but the query."""
+    """A factory for Spark's session. It takes seconds, and only the query waits for it."""
     jars = connector.jars()
     partitions = sum(topic.partitions for topic in cluster.topics(sorted(settings.delay_topics)).values())
     return lambda: spark.start(settings, jars, partitions)
 
 
 def make_commands_first(settings: Settings, cluster: Cluster, clock: Clock) -> CommandsFirst:
-    """What messages wait for after a start, as the settings say."""
+    """The wait of messages for earlier commands after a start, from the settings."""
 
     def log_ends(names: Collection[SourceName]) -> dict[SourceName, int]:
         return {name: mark.end for name, mark in cluster.watermarks(sorted(names)).items()}

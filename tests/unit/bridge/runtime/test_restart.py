@@ -83,6 +83,6 @@ def test_an_interpreter_that_is_gone_is_the_environments_failure(
     """Replaced under the running process: what supervises it starts the new one."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
-    with pytest.raises(EnvironmentFailure, match="could not execute") as failed:
+    with pytest.raises(EnvironmentFailure, match="cannot execute") as failed:
         Restart(ManualClock()).execute("clock-set-back")
     assert failed.value.exit_code == 3
