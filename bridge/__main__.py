@@ -6,14 +6,14 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say what to install: a producer's `DelayClient` comes without Spark and its company."""
+    """Run the command line, or name the missing package: the installation for producers lacks Spark and others."""
     try:
         from bridge.commands.cli import main as run
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] in ("bridge", "timerstore"):
             raise
         print(
-            f"delay-bridge: {missing.name} is not installed. Install the bridge with all it needs:"
+            f"delay-bridge: {missing.name} is not installed. Install the bridge with its dependencies:"
             " pip install 'delay-bridge[bridge]'",
             file=sys.stderr,
         )

@@ -1,9 +1,9 @@
-"""Pending messages as a DataFrame of Spark: a data source that reads the export of a running bridge.
+"""Pending messages as a Spark DataFrame: a data source that reads the export of a running bridge.
 
     spark.dataSource.register(PendingDataSource)
     spark.read.format("delay-bridge").option("url", "http://bridge:8081").load()
 
-Each action reads a snapshot of its own, in one partition.
+Each action reads a new snapshot, in one partition.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ TIMEOUT_S: Final = 30.0
 
 class PendingDataSource(DataSource):
     """The format `delay-bridge`. Options are `url`; `user` and `password_file`; `certificate_file` (PEM, of the bridge
-    or of an authority); `timeout` (seconds for each wait); and the filters of the API, of which `state` may be several
-    with commas. Files are read where the task runs."""
+    or of an authority); `timeout` (seconds for each wait); and the filters of the API, where `state` may have several
+    values with commas. The machine that runs the task reads the files."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` takes."""
+        """The name of the format."""
         return "delay-bridge"
 
     def schema(self) -> str:
@@ -57,7 +57,7 @@ class PendingDataSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark gives it
-        """Raises ConfigurationError for options that are missing or unknown."""
+        """A reader with these options. Raises ConfigurationError for missing or unknown ones."""
         options = {name.lower(): text for name, text in self.options.items()}
         unknown = sorted(options.keys() - set(OPTIONS))
         if unknown or "url" not in options or ("user" in options) != ("password_file" in options):
@@ -76,7 +76,7 @@ class PendingReader(DataSourceReader):
         self._options = dict(options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is one
-        """Batches with rows. Raises BridgeError."""
+        """The non-empty batches of the export. Raises BridgeError."""
         files: dict[str, Any] = {name: Path(self._options[name]) for name in OPTIONS[2:4] if name in self._options}
         http = Http.model_construct(user=self._options.get("user"), **files)
         api = ApiClient(http, self._options["url"], float(self._options.get("timeout", TIMEOUT_S)))

@@ -1,11 +1,11 @@
-"""For producers: send messages that are delivered later, cancel them, and move them to another time.
+"""The client for producers: it sends messages for later delivery, cancels them, and moves them to another time.
 
     client = DelayClient({"bootstrap.servers": "localhost:9092"})
     client.send("orders", b"...", key=b"42", after=timedelta(minutes=15), id="order-42-reminder")
     client.schedule("reports", b"...", cron="0 9 * * MON-FRI", time_zone="Europe/Berlin", id="daily-report")
     client.flush()
 
-A thin layer over confluent-kafka's Producer: a message goes to the delay topic with headers that say where and when.
+A thin layer over confluent-kafka's Producer: messages go to the delay topic, with target and time in their headers.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Headers = Mapping[str, bytes | str | None] | Iterable[Header]
 METADATA_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.1
 _ANY_PARTITION: Final = -1  # the partitioner's choice
-_BY_CLIENT: Final = "client"  # what a command says that its client has sent to every partition
+_BY_CLIENT: Final = "client"  # marks a command that the client has sent to every partition
 _NOWHERE: Final = (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
-# Where the caller gives a plain configuration: safe against loss, and the partitioner that Java's clients use, so that
-# a cancel meets its target even when another program sent it.
+# Defaults for a plain configuration: no loss, and the partitioner of Java's clients, so that a cancel reaches the
+# partition of its message even if another program sent that.
 _DEFAULTS: Final[Mapping[str, Any]] = {"enable.idempotence": True, "partitioner": "murmur2_random"}
 
 
 class DelayClient:
-    """Sends to one delay topic. Safe to share between threads, as the Producer is.
+    """Sends to one delay topic. Threads may share a client, like a Producer.
 
-    `producer`: a Producer of your own, or a configuration for one. With your own, records with a key must be
-    partitioned alike by all that send and cancel the same ids.
+    `producer` is your Producer, or a configuration for one. With your own, all senders and cancellers of the same ids
+    must use the same partitioner for records with a key.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class DelayClient:
     ) -> None:
         """Deliver `value` to `topic` at the given time.
 
-        Give either `at`, an aware datetime or epoch milliseconds, or `after`, counted from when the broker takes the
-        record. `topic` None: the delay topic's default target. `id` names the message for `cancel` and `replace`;
-        `replace` cancels what was sent before under this id (with the same key). `partition`: of the real topic.
+        Give either `at`, an aware datetime or epoch milliseconds, or `after`, counted from the broker's timestamp of
+        the record. `topic` None: the delay topic's default target. `id` names the message for `cancel` and `replace`;
+        `replace` cancels earlier messages with this id (and the same key). `partition` is one of the target.
 
-        Returns at once, waiting only where the producer's queue is full. Whether the delay topic has taken the record
-        is told to `on_delivery`, or else by `flush`. Raises ValueError for what the bridge would reject.
+        Returns at once, and waits only for a full queue of the producer. `on_delivery` reports whether the delay topic
+        has accepted the record; without it, `flush` does. Raises ValueError for a message that the bridge would reject.
         """
         own = _own(headers)
         control = timer_headers(
@@ -106,12 +106,13 @@ class DelayClient:
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Deliver `value` to `topic` again and again: `every` so long (with an `anchor`, at whole intervals from then),
-        or when `cron` says in `time_zone`.
+        """Deliver `value` to `topic` repeatedly: at the interval `every` (with an `anchor`, whole intervals from it), or
+        at the moments of `cron` in `time_zone`.
 
-        Not before `at` or `after`, not after `end`, and `times` times at most. `missed` says what becomes of what was
-        due several times while the bridge was down: the `last` one is delivered, `all` of them, or `none`. Cancel it,
-        or replace it, by its `id`. The rest is as in `send`. Raises ValueError for what the bridge would reject.
+        The first tick is not before `at` or `after`, none is after `end`, and there are at most `times`. `missed` is
+        the policy for ticks that were due while the bridge was down: deliver the `last` one, `all` of them, or `none`.
+        Cancel or replace the message by its `id`. The other arguments are those of `send`. Raises ValueError for a
+        message that the bridge would reject.
         """
         schedule = Schedule.of(
             every=every, anchor=anchor, cron=cron, time_zone=time_zone, end=end, times=times, missed=missed
@@ -138,18 +139,18 @@ class DelayClient:
         on_delivery: OnDelivery | None = None,
         **answer: Unpack[AnswerTo],
     ) -> None:
-        """Cancel the pending message that was sent with this `id`, and with this `key`.
+        """Cancel the pending message that was sent with this `id` and this `key`.
 
-        A message without a key may be in any partition, so without a key a cancel goes to all of them. So may one of a
-        producer with another partitioner: `everywhere` sends a record to each partition, and each has an answer of its
-        own. Cancelling what is delivered already, or unknown, does nothing. With `reply_to`, a topic, the bridge writes
-        there what became of the message (`bridge.wire.answers`), and with it `correlation`, a text.
+        A message without a key may be in any partition, so a cancel without a key goes to all of them. A message from a
+        producer with another partitioner may be in any partition, too: `everywhere` sends a record to each partition,
+        each with a separate answer. A cancel of a delivered or unknown message does nothing. The bridge writes the
+        outcome to the topic `reply_to` (`bridge.wire.answers`), with the text `correlation`.
         """
         if everywhere:
             self._to_all(key, cancel_headers(id, forwarded=_BY_CLIENT, **answer), on_delivery)
             return
         if key is not None or any(text is not None for text in answer.values()):
-            # One record, so that one answer names it; without a key the bridge sends it on.
+            # One record, so that it gets one answer; without a key the bridge forwards it.
             headers: list[Header] = [*cancel_headers(id, **answer)]
             self._produce(None, key, headers, _ANY_PARTITION, on_delivery)
             return
@@ -164,8 +165,8 @@ class DelayClient:
         on_delivery: OnDelivery | None = None,
         **answer: Unpack[AnswerTo],
     ) -> None:
-        """Cancel the pending message whose record is there, as `on_delivery` was told when it was sent: one without an
-        id, too. Or those of up to 100 offsets. The rest as for `cancel`.
+        """Cancel the pending message with this record, even one without an id, or those of up to 100 offsets.
+        `on_delivery` of `send` reported the offset. The other arguments are those of `cancel`.
         """
         headers = cancel_origin_headers(_origin_text(topic, partition, offset), **answer)
         self._to_origin(topic, partition, [*headers], on_delivery)
@@ -181,8 +182,8 @@ class DelayClient:
         on_delivery: OnDelivery | None = None,
         **answer: Unpack[AnswerTo],
     ) -> None:
-        """Have the pending message that was sent with this `id`, and with this `key`, due at another time, earlier or
-        later; after no time, it is delivered now. `at` and `after` as for `send`, the rest as for `cancel`.
+        """Move the pending message that was sent with this `id` and this `key` to another due time, earlier or later.
+        With `after` 0 it is delivered now. `at` and `after` are those of `send`, the others those of `cancel`.
         """
         now_ms = self._clock.now_ms()
         if everywhere:
@@ -200,8 +201,8 @@ class DelayClient:
         on_delivery: OnDelivery | None = None,
         **answer: Unpack[AnswerTo],
     ) -> None:
-        """Deliver no more ticks of the recurring message that was sent with this `id`, and with this `key`, until it is
-        resumed. The rest as for `cancel`."""
+        """Pause the recurring message that was sent with this `id` and this `key`: no ticks until `resume`. The other
+        arguments are those of `cancel`."""
         self.move(id, key, at=NEVER_MS, on_delivery=on_delivery, **answer)
 
     def resume(
@@ -212,7 +213,7 @@ class DelayClient:
         on_delivery: OnDelivery | None = None,
         **answer: Unpack[AnswerTo],
     ) -> None:
-        """The opposite of `pause`: the first tick is the next regular one, and those in between are not made up for."""
+        """The opposite of `pause`. The first tick is the next regular one; those in between are skipped."""
         self.move(id, key, at=NEXT_MS, on_delivery=on_delivery, **answer)
 
     def move_origin(
@@ -226,15 +227,15 @@ class DelayClient:
         on_delivery: OnDelivery | None = None,
         **answer: Unpack[AnswerTo],
     ) -> None:
-        """As `move`, for the messages whose records are there; as for `cancel_origin`."""
+        """Move the pending messages with these records, up to 20. Arguments are those of `move` and `cancel_origin`."""
         origin = _origin_text(topic, partition, offset)
         headers = move_origin_headers(origin, at=at, after=after, now_ms=self._clock.now_ms(), **answer)
         self._to_origin(topic, partition, [*headers], on_delivery)
 
     def flush(self, timeout_s: float = 60.0) -> None:
-        """Wait until the delay topic has taken everything that was sent.
+        """Wait until the delay topic has accepted all records.
 
-        Raises EnvironmentFailure if a record without an `on_delivery` of its own was refused, or the time is up.
+        Raises EnvironmentFailure if a record without an `on_delivery` was refused, or after `timeout_s`.
         """
         left = self.producer.flush(timeout_s)
         failures, self._failures = self._failures, []
@@ -247,7 +248,7 @@ class DelayClient:
         if left:
             raise EnvironmentFailure(
                 f"{left} records are not acknowledged after {timeout_s:g} s",
-                hint="Check that the brokers can be reached.",
+                hint="Check that the brokers are reachable.",
                 code="DB-1005",
             )
 
@@ -258,12 +259,12 @@ class DelayClient:
         self.flush()
 
     def _to_all(self, key: bytes | str | None, headers: Iterable[Header], on_delivery: OnDelivery | None) -> None:
-        """A command to each partition, which the bridge need not send on."""
+        """Send a command to each partition, so that the bridge need not forward it."""
         for partition in range(self._partitions()):
             self._produce(None, key, [*headers], partition, on_delivery)
 
     def _to_origin(self, topic: str, partition: int, headers: list[Header], on_delivery: OnDelivery | None) -> None:
-        is_own = topic == self.delay_topic  # else the bridge sends it on
+        is_own = topic == self.delay_topic  # otherwise the bridge forwards it
         self._produce(None, None, headers, partition if is_own else _ANY_PARTITION, on_delivery)
 
     def _produce(
@@ -279,7 +280,7 @@ class DelayClient:
             try:
                 self.producer.produce(self.delay_topic, value, key, partition, done, headers=headers)
             except BufferError:
-                self.producer.poll(_POLL_S)  # ends: a record leaves the queue by its message time-out at the latest
+                self.producer.poll(_POLL_S)  # this ends: every record leaves the queue after its message time-out
             else:
                 self.producer.poll(0)
                 return
@@ -289,23 +290,23 @@ class DelayClient:
             self._failures.append(error)
 
     def _partitions(self) -> int:
-        hint = "Check that the brokers can be reached."
+        hint = "Check that the brokers are reachable."
         try:
-            found = self.producer.list_topics(self.delay_topic, timeout=METADATA_TIMEOUT_S).topics[self.delay_topic]
-            if found.error is not None:
-                hint = "Check its name, and the right to describe it."
-                raise KafkaException(found.error)
+            metadata = self.producer.list_topics(self.delay_topic, timeout=METADATA_TIMEOUT_S).topics[self.delay_topic]
+            if metadata.error is not None:
+                hint = "Check its name, and the DESCRIBE right."
+                raise KafkaException(metadata.error)
         except KafkaException as failed:
             raise EnvironmentFailure(
                 f"cannot look up {self.delay_topic}: {failed.args[0].str()}", hint=hint, code="DB-1006"
             ) from None
-        return len(found.partitions)
+        return len(metadata.partitions)
 
 
 def remedy_of(refusal: KafkaError) -> str:
-    """What to do about a record that the delay topic has not taken."""
+    """The remedy for a record that the delay topic has refused."""
     if refusal.code() in _NOWHERE:
-        return "Correct the topic or the partition: there is none of that name or number."
+        return "Correct the topic or the partition: it does not exist."
     return "Send it again: it is not in the delay topic."
 
 

@@ -1,16 +1,16 @@
-"""What can go wrong, by who must act.
+"""The errors of the bridge, by the party that must act.
 
-    BridgeError                 base: a message, a hint that says what to do, and fields
+    BridgeError                 base: a message, a hint with the remedy, and fields
     ├── ConfigurationError      exit 2   the configuration file, the environment or the command line is wrong
-    ├── EnvironmentFailure      exit 3   the broker, the disk, Java or the network is not as it must be
-    ├── StateError              exit 4   committed offsets, the directory or the topics do not belong together
+    ├── EnvironmentFailure      exit 3   the broker, the disk, Java or the network fails
+    ├── StateError              exit 4   committed offsets, the directory and the topics do not match
     ├── FencedError             exit 5   another instance took over; this one has nothing left to do
     └── InternalError           exit 70  a bug of the bridge
 
-Printed, an error is one line: `DB-3012 message (field=value ...). Hint.` Fields must never carry payloads or secrets.
+Printed, an error is one line: `DB-3012 message (field=value ...). Hint.` Fields must never contain payloads or secrets.
 
 A code is stable: it keeps its meaning and its row in docs/messages.md when the words change. Its first digit is the
-exit status (7 for 70), or 1 for what only commands and the Python client say.
+exit status (7 for 70), or 1 for an error of the commands and the Python client alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import ClassVar
 class BridgeError(Exception):
     """An error that an operator can act on.
 
-    `message` says what is wrong, `hint` what to do about it, `code` where docs/messages.md explains both; `fields` are
-    values that a log line keeps apart.
+    `message` states the problem, `hint` the remedy, and `code` is the row of docs/messages.md that explains both.
+    `fields` are separate values of a log line.
     """
 
     exit_code: ClassVar[int] = 1
@@ -47,31 +47,31 @@ class ConfigurationError(BridgeError):
 
 
 class EnvironmentFailure(BridgeError):
-    """Something that the bridge needs is absent or does not answer: broker, disk, Java, connector."""
+    """A dependency is absent or does not answer: broker, disk, Java, connector."""
 
     exit_code = 3
 
 
 class StateError(BridgeError):
-    """Kafka's state and the bridge's do not belong together: going on would lose or repeat messages."""
+    """Kafka's state and the bridge's do not match: going on would lose or repeat messages."""
 
     exit_code = 4
 
 
 class FencedError(BridgeError):
-    """Another instance of the same name took over; this one must stop and must not come back by itself."""
+    """Another instance of the same name took over; this one must stop, and must not restart by itself."""
 
     exit_code = 5
 
 
 class InternalError(BridgeError):
-    """A promise of this code to itself was broken; a report is welcome."""
+    """An internal assumption was violated; please report it."""
 
     exit_code = 70
 
 
 def _sentence(hint: str) -> str:
-    """Hints begin with a verb, or with a name that keeps its case."""
+    """A hint as a sentence. It begins with a verb, or with a name that keeps its case."""
     text = _one_line(hint)
     first = text.partition(" ")[0]
     return text[:1].upper() + text[1:] if first.isalpha() else text

@@ -1,10 +1,10 @@
 """Small JSON files in store.directory, for facts that must outlive the process and are not in Kafka.
 
     write     temporary name, fsync, rename, fsync of the directory: a crash leaves the old file or the new one
-    read      a file that is damaged, too large or of another version is never taken for an empty one: it is refused,
-              and the error says what to do; or it is set aside, where going on without it is safe
+    read      a file that is damaged, too large or of another version never counts as an empty one: it is refused with
+              an error that has the remedy, or set aside if going on without it is safe
 
-Each is an object with a version (absent: 1), which the reader need not know otherwise.
+Each file is a JSON object with a version (absent: 1).
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ log = structlog.get_logger("bridge.json_file")
 
 
 class JsonFile:
-    """See the module. One writer at a time."""
+    """A JSON file as in the module docstring. One writer at a time."""
 
     def __init__(self, directory: Path, name: str, without: str) -> None:
-        """`without`: the effect of going on without the file, as a hint for the operator."""
+        """`without` describes the effect of going on without the file, for the operator's hint."""
         self.path = directory / name
         self._without = without
 
     def read(self, decode: Callable[[dict[str, Any]], T]) -> T | None:
-        """The result of `decode`; None without a file. Raises EnvironmentFailure: DB-3061 for one that is damaged,
-        DB-3063 for one that another version has written, or that the volume does not give."""
+        """The result of `decode`; None without a file. Raises EnvironmentFailure: DB-3061 for a damaged file, DB-3063
+        for a file of another version, or an error of the volume."""
         try:
             text = self.path.read_bytes()
             if len(text) > BYTES_MAX:
                 raise ValueError(f"{len(text)} bytes")
-            found = json.loads(text)
-            version = found.get("version", VERSION)
+            value = json.loads(text)
+            version = value.get("version", VERSION)
             if version == VERSION:
-                return decode(found)
-            reason = f"version {version!r}, as another version of the bridge writes it"
+                return decode(value)
+            reason = f"version {version!r}, written by another version of the bridge"
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -62,13 +62,13 @@ class JsonFile:
             ) from None
         raise EnvironmentFailure(
             f"cannot read {self.path.name} in store.directory",
-            hint=f"Look at the volume, or remove the file: {self._without}",
+            hint=f"Check the volume, or remove the file: {self._without}",
             reason=reason,
             code="DB-3063",
         )
 
     def read_or_set_aside(self, decode: Callable[[dict[str, Any]], T]) -> T | None:
-        """As `read`, but a damaged file is renamed, and told of."""
+        """As `read`, but a damaged file is renamed and reported."""
         try:
             return self.read(decode)
         except EnvironmentFailure as failure:
@@ -83,11 +83,11 @@ class JsonFile:
         return None
 
     def write(self, value: dict[str, Any]) -> None:
-        """In place of all before. Raises EnvironmentFailure, and nothing has changed."""
+        """Replace the contents. After EnvironmentFailure nothing has changed."""
         text = json.dumps({"version": VERSION, **value}, separators=(",", ":")) + "\n"
         try:
             if len(text) > BYTES_MAX:
-                raise ValueError(f"{len(text)} bytes are too much")
+                raise ValueError(f"{len(text)} bytes are too many")
             with files.writing(self.path) as temporary:
                 temporary.write_text(text)
             files.publish(self.path)
@@ -97,7 +97,7 @@ class JsonFile:
     def _unwritten(self, reason: str) -> EnvironmentFailure:
         return EnvironmentFailure(
             f"cannot write {self.path.name} in store.directory",
-            hint="Look at the volume. A command runs where the bridge runs, as its user. Nothing has changed.",
+            hint="Check the volume. Run a command on the bridge's machine, as its user. Nothing has changed.",
             reason=reason,
             code="DB-3062",
         )
