@@ -106,8 +106,8 @@ class DelayClient:
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Deliver `value` to `topic` repeatedly: at the interval `every` (with an `anchor`, whole intervals from it), or
-        at the moments of `cron` in `time_zone`.
+        """Deliver `value` to `topic` repeatedly: at the interval `every` (with an `anchor`, whole intervals from it)
+        or at the moments of `cron` in `time_zone`.
 
         The first tick is not before `at` or `after`, none is after `end`, and there are at most `times`. `missed` is
         the policy for ticks that were due while the bridge was down: deliver the `last` one, `all` of them, or `none`.
