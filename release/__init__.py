@@ -1,3 +1,3 @@
-"""What a release holds beside the code: the image and what is in it, and the generated parts of the Helm chart and of
-docs/messages.md.
+"""The parts of a release beside the code: the image and its contents, and the generated parts of the Helm chart and the
+documents.
 """

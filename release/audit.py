@@ -1,8 +1,8 @@
-"""`make audit`: known vulnerabilities of what the image holds.
+"""`make audit`: known vulnerabilities of the image's contents.
 
-Python packages are looked up by `pip-audit`; jars and Debian packages by `osv-scanner`, if it is on the PATH, from
-dist/sbom.json. Exit status: 0 none are known, 1 some are, 2 something could not be looked up, which is not the same
-as having none. With `--lenient` the last is a warning: a change must not fail because a service is down.
+`pip-audit` looks up the Python packages, and `osv-scanner`, if on the PATH, the jars and Debian packages of
+dist/sbom.json. Exit status: 0 without vulnerabilities, 1 with some, 2 after an incomplete look-up, which proves
+nothing. With `--lenient` an incomplete look-up is a warning: a change must not fail because a service is down.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 FOUND: Final = 1
-"""Exit status: there are vulnerabilities. Also of osv-scanner, which has others for what went wrong."""
+"""Exit status with vulnerabilities, here and of osv-scanner, which has others for failures."""
 UNKNOWN: Final = 2
 TIMEOUT_S: Final = 120
 
 
 @dataclass(slots=True)
 class Report:
-    """Sentences: what is vulnerable, and what could not be found out."""
+    """Sentences about vulnerabilities, and about incomplete look-ups."""
 
     vulnerable: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Report:
 
 
 def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run it; a program that is missing or hangs has the status 127."""
+    """Run a command; a missing or hanging program gets the status 127."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -43,22 +43,23 @@ def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def last_line(text: str) -> str:
-    """What a program ended with."""
-    return (text.strip().splitlines() or ["it said nothing"])[-1]
+    """The last line of a program's output."""
+    return (text.strip().splitlines() or ["no output"])[-1]
 
 
 def read_pip_audit(ran: subprocess.CompletedProcess[str], report: Report) -> None:
-    """`pip-audit --format json`: its status is 1 for findings and for failures alike, its output tells."""
+    """Read `pip-audit --format json`. Its status is 1 for findings and for failures; only its output tells them
+    apart."""
     try:
         dependencies: list[dict[str, Any]] = json.loads(ran.stdout)["dependencies"]
     except (ValueError, LookupError):
         report.unknown.append(f"Python packages: {last_line(ran.stderr)}")
         return
-    for each in dependencies:
-        found = ", ".join(vulnerability["id"] for vulnerability in each.get("vulns", []))
-        if found:
-            report.vulnerable.append(f"{each['name']} {each['version']}: {found}")
-    skipped = [each["name"] for each in dependencies if "skip_reason" in each]
+    for package in dependencies:
+        ids = ", ".join(vulnerability["id"] for vulnerability in package.get("vulns", []))
+        if ids:
+            report.vulnerable.append(f"{package['name']} {package['version']}: {ids}")
+    skipped = [package["name"] for package in dependencies if "skip_reason" in package]
     if skipped:
         report.unknown.append(
             f"{len(skipped)} of {len(dependencies)} Python packages: no advisories for {', '.join(skipped[:3])}..."
@@ -66,14 +67,14 @@ def read_pip_audit(ran: subprocess.CompletedProcess[str], report: Report) -> Non
 
 
 def read_osv_scanner(ran: subprocess.CompletedProcess[str], report: Report) -> None:
-    """`osv-scanner --format json`: 0 nothing, 1 findings, else it could not tell."""
+    """Read `osv-scanner --format json`: status 0 without findings, 1 with some, others for failures."""
     if ran.returncode not in (0, FOUND):
         report.unknown.append(f"jars and Debian packages: {last_line(ran.stderr)}")
         return
     for result in json.loads(ran.stdout)["results"]:
-        for each in result["packages"]:
-            found = ", ".join(vulnerability["id"] for vulnerability in each["vulnerabilities"])
-            report.vulnerable.append(f"{each['package']['name']} {each['package']['version']}: {found}")
+        for entry in result["packages"]:
+            ids = ", ".join(vulnerability["id"] for vulnerability in entry["vulnerabilities"])
+            report.vulnerable.append(f"{entry['package']['name']} {entry['package']['version']}: {ids}")
 
 
 def main() -> int:
@@ -82,7 +83,7 @@ def main() -> int:
     parser.add_argument("--uv", default="uv", help="the program that fetches pip-audit")
     parser.add_argument("--lock", default="requirements.runtime.lock")
     parser.add_argument("--sbom", default="dist/sbom.json")
-    parser.add_argument("--lenient", action="store_true", help="what could not be looked up is a warning")
+    parser.add_argument("--lenient", action="store_true", help="an incomplete look-up is a warning")
     arguments = parser.parse_args()
     report = Report()
     pip_audit = [arguments.uv, "tool", "run", "--from", "pip-audit==2.10.1", "pip-audit"]

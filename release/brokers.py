@@ -1,7 +1,7 @@
-"""The tables of docs/brokers.md: on which releases of Kafka the tests have run, with which results and known anomalies.
+"""The tables of docs/brokers.md: the tests on each release of Kafka, their results, and the known anomalies.
 
-Results are in docs/brokers.json, by version and file of tests. A file that has a result of this commit is not run
-again, so that a run that was broken off goes on where it was.
+docs/brokers.json has the results by version and test file. A file with a result of this commit is not run again, so an
+interrupted run goes on from the same place.
 
     make matrix                             every version
     make matrix KAFKA="4.2.2 4.4.0"         these
@@ -28,10 +28,10 @@ from release.faults import ROOT, commit_and_date, generated
 
 DOCUMENT: Final = ROOT / "docs" / "brokers.md"
 RESULTS: Final = ROOT / "docs" / "brokers.json"
-BEGIN, END = "<!-- brokers: `make matrix` writes what follows -->", "<!-- end of brokers -->"
+BEGIN, END = "<!-- brokers: `make matrix` writes the following part -->", "<!-- end of brokers -->"
 
 VERSIONS: Final = ("3.9.2", "4.0.2", "4.1.2", "4.2.2", "4.3.1", "4.4.0")
-"""The newest patch release of each."""
+"""The newest patch release of each minor release."""
 TESTS: Final[Mapping[str, str]] = {
     "tests/broker/test_dispatcher.py": "transactions, aborts, fences, commits without an answer, brokers that die",
     "tests/broker/test_injections.py": "requests that arrive late, twice or never",
@@ -43,7 +43,7 @@ TESTS: Final[Mapping[str, str]] = {
     "tests/broker/test_checks.py": "look-ups of topics and settings; `delay-bridge check`",
     "tests/system/test_delivery.py": "the whole bridge, with Spark's reader",
 }
-"""Files, and their subjects."""
+"""The test files with their subjects."""
 
 Record = Mapping[str, Mapping[str, Any]]
 """By file: `commit`, `date`, `passed`, `skipped` and `failed`, the names of tests."""
@@ -51,7 +51,7 @@ Record = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anomaly:
-    """A fault of transactions that is known of Kafka, in releases from `first` to `last` (None: no such end)."""
+    """A known fault of Kafka's transactions, in releases from `first` to `last` (None: unbounded)."""
 
     name: str
     effect: str
@@ -60,12 +60,12 @@ class Anomaly:
     last: Release | None = None
 
     def is_in(self, release: Release) -> bool:
-        """Whether that release has it."""
+        """Whether the release has the anomaly."""
         return (self.first is None or self.first <= release) and (self.last is None or release <= self.last)
 
     @property
     def releases(self) -> str:
-        """In words."""
+        """The affected releases in words."""
         if self.first is None or self.last is None:
             return "all"
         return f"{self.first} to {self.last}"
@@ -74,20 +74,20 @@ class Anomaly:
 ANOMALIES: Final = (
     Anomaly(
         name="KIP-890",
-        effect="a request of an ended transaction arrives late, and ends the next one of its transactional id, or sets "
-        "the group's offsets back; closed in 4.0, for clients that change the epoch with each transaction, which the "
-        "client library here does not",
-        answer="an id whose requests may have been sent twice gets a new epoch before its next transaction, which "
-        "fences the late one (I9)",
+        effect="a late request of an ended transaction ends the next transaction of its transactional id, or sets the "
+        "group's offsets back; fixed in 4.0 for clients that change the epoch with each transaction, unlike the client "
+        "library of the bridge",
+        answer="an id that may have sent a request twice gets a new epoch before its next transaction, which fences "
+        "the late one (I9)",
     ),
     Anomaly(
         name="KIP-1228",
-        effect="a late marker of the same epoch is accepted; closed in 4.2 for the same clients only",
+        effect="a late marker of the same epoch is accepted; fixed in 4.2 for the same clients only",
         answer="as above",
     ),
     Anomaly(
         name="KAFKA-20734",
-        effect="the marker of a partition that has no leader is dropped",
+        effect="the marker of a partition without a leader is dropped",
         answer="the transaction is ended again ([failures.md](failures.md#lost-transaction-markers)); `check` warns",
         first=LOSES_MARKERS[0],
         last=LOSES_MARKERS[1],
@@ -95,39 +95,39 @@ ANOMALIES: Final = (
     Anomaly(
         name="KAFKA-20716",
         effect="an unclean leader election loses markers",
-        answer="`check` warns where `unclean.leader.election.enable` is on",
+        answer="`check` warns if `unclean.leader.election.enable` is on",
     ),
     Anomaly(
         name="KAFKA-21181",
-        effect="a node that was a coordinator answers from its memory for seconds",
+        effect="a former coordinator answers from its memory for seconds",
         answer="after an indefinite result the committed offsets decide, which are read with require-stable",
     ),
     Anomaly(
         name="KAFKA-20785",
-        effect="a transaction that times out while it is ended is answered as if it had been fenced",
-        answer="the producer is made anew once; only a second fence is taken for a rival",
+        effect="a transaction that times out during its end gets the answer of a fenced one",
+        answer="the producer is replaced once; only a second fence counts as a rival",
     ),
 )
 
 
 def tables(recorded: Mapping[str, Record]) -> str:
-    """Markdown: results by version, tests, anomalies."""
+    """The tables in Markdown: results by version, tests, anomalies."""
     lines = ["| Kafka | result | run | known anomalies |", "|---|---|---|---|"]
     for version in VERSIONS:
         record = recorded.get(version, {})
-        anomalies = ", ".join(each.name for each in ANOMALIES if each.is_in(Release.of(version)))
+        anomalies = ", ".join(anomaly.name for anomaly in ANOMALIES if anomaly.is_in(Release.of(version)))
         lines.append(f"| {version} | {result_of(record)} | {run_of(record)} | {anomalies} |")
     lines += ["", f"The whole suite, these tests included, runs on {pom_version()} with each change."]
     lines += ["", "Tests:", "", "| file | subject |", "|---|---|"]
     lines += [f"| `{file}` | {about} |" for file, about in TESTS.items()]
     heading = "| anomaly | releases | effect | answer of the bridge |"
     lines += ["", "Known anomalies:", "", heading, "|---|---|---|---|"]
-    lines += [f"| {each.name} | {each.releases} | {each.effect} | {each.answer} |" for each in ANOMALIES]
+    lines += [f"| {one.name} | {one.releases} | {one.effect} | {one.answer} |" for one in ANOMALIES]
     return "\n".join(lines)
 
 
 def result_of(record: Record) -> str:
-    """In words: how many tests passed, which failed, and which files had no run."""
+    """The result in words: the number of passed tests, the failed ones, and the files without a run."""
     runs = [record[file] for file in TESTS if file in record]
     if not runs:
         return "not run"
@@ -148,25 +148,25 @@ def run_of(record: Record) -> str:
 
 
 def recorded() -> dict[str, dict[str, dict[str, Any]]]:
-    """By version and file; empty before the first run."""
+    """The results by version and file; empty before the first run."""
     return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
 
 
 def run(version: str, file: str) -> dict[str, Any]:
-    """Run a file's tests on a version, and count."""
+    """Run a file's tests on a version, and count the outcomes."""
     commit, date = commit_and_date()
     with TemporaryDirectory(prefix="matrix-") as scratch:
         outcomes = Path(scratch, "outcomes.json")
         command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "0", file, "--outcomes", str(outcomes)]
         subprocess.run(command, cwd=ROOT, env={**os.environ, VERSION_VARIABLE: version}, check=False)
-        found: dict[str, str] = json.loads(outcomes.read_text(encoding="utf-8"))
-    counts = Counter(found.values())
-    failed = sorted(test.partition("::")[2] for test, outcome in found.items() if outcome == "failed")
+        results: dict[str, str] = json.loads(outcomes.read_text(encoding="utf-8"))
+    counts = Counter(results.values())
+    failed = sorted(test.partition("::")[2] for test, outcome in results.items() if outcome == "failed")
     return {"commit": commit, "date": date, "passed": counts["passed"], "skipped": counts["skipped"], "failed": failed}
 
 
 def run_all(versions: Sequence[str]) -> None:
-    """Run files without a result of this commit; each result is kept at once."""
+    """Run the files without a result of this commit; each result is saved at once."""
     commit, _ = commit_and_date()
     for version in versions:
         archive = [sys.executable, "-m", "dev.broker.archive"]
@@ -181,14 +181,14 @@ def run_all(versions: Sequence[str]) -> None:
 
 
 def write() -> None:
-    """The tables."""
+    """Write the tables into the document."""
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(generated(text, tables(recorded()), BEGIN, END), encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", nargs="*", choices=VERSIONS, metavar="VERSION", help="without one: all")
+    parser.add_argument("--run", nargs="*", choices=VERSIONS, metavar="VERSION", help="default: all")
     versions = parser.parse_args().run
     if versions is not None:
         run_all(versions or VERSIONS)

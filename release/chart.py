@@ -1,4 +1,4 @@
-"""`make chart`: writes what of the chart follows from something else; a test compares.
+"""`make chart`: writes the generated files of the chart; a test compares them.
 
 values.schema.json    from values.yaml and the bridge's own settings
 README.md             the table of values, from the `# --` comments in values.yaml
@@ -25,18 +25,18 @@ MARK: Final = "<!-- values -->\n"
 
 METRIC: Final = re.compile(r"\b(delay_bridge_\w+|process_start_time_seconds)(\{)?")
 MOST: Final = "max_over_time(count(delay_bridge_build_info)[6h:1m])"
-"""In place of the number of instances, which the chart knows."""
+"""Stands for the number of instances, which the chart knows."""
 
 Tree = dict[str, Any]
 
-# What stands for a value that is known only later: a Helm template, or a reference to a file or variable.
+# A placeholder of a later value: a Helm template, or a reference to a file or variable.
 LATER: Final[Tree] = {"type": "string", "pattern": r"\{\{|\$\{"}
 QUANTITY: Final[Tree] = {
     "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+[A-Za-z]*$"}]
 }
 TEXTS: Final[Tree] = {"type": "object", "additionalProperties": {"type": "string"}}
-"""Labels and annotations: Kubernetes takes texts alone."""
-# Where a default's type says too little about a value.
+"""Labels and annotations: Kubernetes accepts only texts."""
+# Values whose default's type is too general.
 NARROWER: Final[Mapping[str, Tree]] = {
     "replicas": {"type": "integer", "minimum": 0, "maximum": 1000},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
@@ -64,7 +64,7 @@ NARROWER: Final[Mapping[str, Tree]] = {
     "networkPolicy.brokerPorts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}},
     "terminationGracePeriodSeconds": {"type": "integer", "minimum": 10},
 }
-# Kubernetes' own shapes: it knows their keys better.
+# Kubernetes' own shapes, which Kubernetes checks itself.
 FOREIGN: Final = frozenset(
     {"resources", "podSecurityContext", "securityContext", "startupProbe", "readinessProbe", "livenessProbe"}
 )
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def generated() -> dict[Path, str]:
-    """The chart's generated files with what they must hold."""
+    """The chart's generated files with their contents."""
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     readme = (CHART / "README.md").read_text(encoding="utf-8")
     return {
@@ -92,22 +92,22 @@ def generated() -> dict[Path, str]:
 
 
 def of_a_release(rules: str) -> str:
-    """The alert rules with `__release__` in the selector of every series, and `__replicas__` for their number; the
-    template fills both in."""
-    known = rules.replace(MOST, "__replicas__")
-    return METRIC.sub(lambda found: f"{found[1]}{{__release__" + (", " if found[2] else "}"), known)
+    """The alert rules with `__release__` in the selector of every series, and `__replicas__` for the number of
+    instances; the template replaces both."""
+    marked = rules.replace(MOST, "__replicas__")
+    return METRIC.sub(lambda match: f"{match[1]}{{__release__" + (", " if match[2] else "}"), marked)
 
 
 # --- schema ----------------------------------------------------------------------------------------------------------
 
 
 def schema(values: Tree) -> Tree:
-    """JSON schema of the chart's values: `config` as the settings have it, the rest as the defaults have it."""
+    """The JSON schema of the chart's values: `config` from the settings, all others from their defaults."""
     settings = Settings.model_json_schema()
     definitions = {name: _relaxed(part) for name, part in settings.pop("$defs").items()}
     root = _of_defaults(values, "")
     root["properties"]["config"] = _relaxed(settings)
-    # Helm itself hands these to every chart.
+    # Helm passes these to every chart.
     root["properties"]["global"] = {"type": "object"}
     return {"$schema": "http://json-schema.org/draft-07/schema#", "$defs": definitions, **root}
 
@@ -130,16 +130,16 @@ def _of_defaults(default: object, path: str) -> Tree:
 
 
 def _relaxed(part: Tree) -> Tree:
-    """A part of the settings' schema, in which a template or a reference may stand for any single value.
+    """A part of the settings' schema that accepts a template or a reference for any single value.
 
-    Defaults are left out: they are not the chart's business, and one of them is the name of this machine.
+    Defaults are left out: the chart does not need them, and one of them is the name of this machine.
     """
     part = {key: value for key, value in part.items() if key not in ("default", "title", "description")}
     if "properties" in part:
         part["properties"] = {name: _relaxed(inner) for name, inner in part["properties"].items()}
         return part | {"type": "object"}
     if part.get("type") == "object":
-        # Names with a pattern of their own are checked by the bridge; here a template may stand in them, too.
+        # The bridge checks names with a pattern; here they may contain a template, too.
         return {key: value for key, value in part.items() if key not in ("minProperties", "propertyNames")}
     if "$ref" in part or part.get("type") == "array":
         return part
@@ -159,7 +159,7 @@ class Value:
 
 
 def documented(text: str) -> Iterator[Value]:
-    """Every value of a values.yaml that has a `# --` comment, with the comment and the default."""
+    """The values of a values.yaml with a `# --` comment, each with comment and default."""
     tree = yaml.safe_load(text)
     path: list[tuple[int, str]] = []
     comment: list[str] = []
@@ -192,7 +192,7 @@ def _value(path: list[str], comment: list[str], tree: Tree) -> Value:
 def table(text: str) -> str:
     """The Markdown table of all values."""
     rows = [f"| `{v.path}` | {_cell(v.text)} | {_cell(v.default)} |\n" for v in documented(text)]
-    return "\n| value | what it is for | default |\n|---|---|---|\n" + "".join(rows)
+    return "\n| value | purpose | default |\n|---|---|---|\n" + "".join(rows)
 
 
 def _cell(text: str) -> str:

@@ -1,11 +1,10 @@
-"""The fault table of docs/guarantees.md: which fault, what is promised under it, which test shows it, and whether the
-last run of `.ci/run` did.
+"""The fault table of docs/guarantees.md: each fault with its promise, its test, and the result of the last `.ci/run`.
 
-Faults, promises and tests are read from the tests' syntax trees: the words of `@pytest.mark.fault("...")`, and the
-first sentence of the docstring. Results are in docs/faults.json, with commit and date; `.ci/run` writes them anew.
+Faults, promises and tests come from the tests' syntax trees: the words of `@pytest.mark.fault("...")`, and the first
+sentence of the docstring. docs/faults.json has the results, with commit and date; `.ci/run` replaces them.
 
-    make faults                                     the table, after a test was marked, or its words changed
-    python -m release.faults --record OUTCOMES      the results as well, from the file that `--outcomes` has written
+    make faults                                     the table, after a change of a mark or its words
+    python -m release.faults --record OUTCOMES      the results as well, from the file of `--outcomes`
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from timerstore.clock import SystemClock
 ROOT: Final = Path(__file__).parents[1]
 DOCUMENT: Final = ROOT / "docs" / "guarantees.md"
 RESULTS: Final = ROOT / "docs" / "faults.json"
-BEGIN, END = "<!-- faults: `make faults` writes what follows -->", "<!-- end of faults -->"
+BEGIN, END = "<!-- faults: `make faults` writes the following part -->", "<!-- end of faults -->"
 NEW: Final = "new"
-"""The result of a test that no recorded run has had."""
+"""The result of a test without a recorded run."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shown:
-    """A fault, the promise under it, and the test that shows it, as pytest names it without parameters."""
+    """A fault, the promise for it, and the name of the test that shows it, without parameters."""
 
     fault: str
     promise: str
@@ -43,13 +42,13 @@ class Shown:
 
 
 def faults(root: Path = ROOT) -> list[Shown]:
-    """Of all tests, by the words of the fault."""
-    found = [each for path in sorted((root / "tests").rglob("test_*.py")) for each in faults_of(path, root)]
-    return sorted(found, key=lambda each: (each.fault.lower(), each.test))
+    """The faults of all tests, sorted by their words."""
+    shown = [fault for path in sorted((root / "tests").rglob("test_*.py")) for fault in faults_of(path, root)]
+    return sorted(shown, key=lambda fault: (fault.fault.lower(), fault.test))
 
 
 def faults_of(path: Path, root: Path) -> Iterator[Shown]:
-    """Of a file. A test without a docstring promises nothing: its promise is empty."""
+    """The faults of a file. A test without a docstring has an empty promise."""
     text = path.read_text(encoding="utf-8")
     if "mark.fault" not in text:
         return
@@ -66,18 +65,18 @@ def functions(tree: ast.Module) -> Iterator[tuple[tuple[str, ...], Function]]:
         if isinstance(node, Function):
             yield (node.name,), node
             if isinstance(node, ast.ClassDef):
-                yield from (((node.name, each.name), each) for each in node.body if isinstance(each, Function))
+                yield from (((node.name, inner.name), inner) for inner in node.body if isinstance(inner, Function))
 
 
 def marked(node: Function) -> Iterator[str]:
-    """The words of its marks."""
+    """The words of a test's marks."""
     for mark in node.decorator_list:
         if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
             yield str(ast.literal_eval(mark.args[0]))
 
 
 def sentence(docstring: str) -> str:
-    """The first one, on one line, without its full stop."""
+    """The first sentence, on one line, without its full stop."""
     line = " ".join(docstring.split())
     return re.split(r"(?<!\be\.g)(?<!\bi\.e)\.(?=\s|$)", line, maxsplit=1)[0]
 
@@ -88,12 +87,12 @@ def recorded() -> dict[str, Any]:
 
 
 def table(shown: list[Shown], record: Mapping[str, Any]) -> str:
-    """Markdown."""
+    """The table in Markdown."""
     results: Mapping[str, str] = record.get("results", {})
     run = f"commit `{record['commit']}`, {record['date']}" if record else "none yet"
     lines = [f"Last recorded run of `.ci/run`: {run}.", "", "| fault | promise | test | result |", "|---|---|---|---|"]
-    for each in shown:
-        cells = (each.fault, each.promise, f"`{each.test}`", results.get(each.test, NEW))
+    for fault in shown:
+        cells = (fault.fault, fault.promise, f"`{fault.test}`", results.get(fault.test, NEW))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -106,25 +105,25 @@ def generated(text: str, inner: str, begin: str = BEGIN, end: str = END) -> str:
 
 
 def commit_and_date() -> tuple[str, str]:
-    """Of a run that is recorded now."""
+    """The commit and date for a run that is recorded now."""
     head = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     return commit, datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC).date().isoformat()
 
 
 def without_results(text: str) -> list[str]:
-    """The rows of the table in a document, but for their last cells."""
+    """The rows of the table in a document, without their last cells."""
     inside = text.partition(BEGIN)[2].partition(END)[0]
     return [line.rsplit(" | ", 1)[0] for line in inside.splitlines() if line.startswith("| ")]
 
 
 def record_of(outcomes: Mapping[str, str], shown: list[Shown], commit: str, date: str) -> dict[str, Any]:
-    """What is kept of a run. A class is as its tests are."""
+    """The record of a run. A class has the result of its tests."""
     results = {
-        each.test: result
-        for each in shown
+        fault.test: result
+        for fault in shown
         for name, result in sorted(outcomes.items())
-        if name == each.test or name.startswith(f"{each.test}::")
+        if name == fault.test or name.startswith(f"{fault.test}::")
     }
     return {"commit": commit, "date": date, "results": results}
 
@@ -135,8 +134,7 @@ def main() -> None:
     outcomes = parser.parse_args().record
     shown = faults()
     if outcomes is not None:
-        found = json.loads(outcomes.read_text(encoding="utf-8"))
-        record = record_of(found, shown, *commit_and_date())
+        record = record_of(json.loads(outcomes.read_text(encoding="utf-8")), shown, *commit_and_date())
         RESULTS.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(generated(text, table(shown, recorded())), encoding="utf-8")

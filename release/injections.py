@@ -1,8 +1,8 @@
-"""The table of docs/brokers.md on requests that arrive late, twice or never: how many, on which release of Kafka, and
-the outcome. The counts are in docs/injections.json, by version and combination.
+"""The table of docs/brokers.md on requests that arrive late, twice or never: their number and outcome by release of
+Kafka. docs/injections.json has the counts by version and combination.
 
     make injections KAFKA="4.2.2 4.4.0"         inject
-    python -m release.injections STATE [OFF]    the counts of that state file, and of a run `--without-rule`; the table
+    python -m release.injections STATE [OFF]    the counts of a state file, and of a run `--without-rule`; the table
     python -m release.injections                the table alone
 """
 
@@ -20,11 +20,12 @@ from release.faults import ROOT, generated
 from tests.injections.combinations import MANY, Combination
 
 RESULTS: Final = ROOT / "docs" / "injections.json"
-BEGIN, END = "<!-- injections: `python -m release.injections` writes what follows -->", "<!-- end of injections -->"
+BEGIN = "<!-- injections: `python -m release.injections` writes the following part -->"
+END = "<!-- end of injections -->"
 
 OFF: Final = " without the rule"
 Counts = Mapping[str, Mapping[str, Any]]
-"""Of a version, by combination: see `Result` in tests/injections/piece.py."""
+"""The counts of a version by combination: see `Result` in tests/injections/piece.py."""
 
 
 def group_of(one: Combination) -> str:
@@ -33,7 +34,7 @@ def group_of(one: Combination) -> str:
 
 
 def table(recorded: Mapping[str, Counts]) -> str:
-    """Markdown: a row for each version and group."""
+    """The table in Markdown: a row for each version and group."""
     heading = "| Kafka | request and fault | combinations | injected | answers | SIGKILL | lost, doubled, early | run |"
     lines = [heading, "|---|---|---|---|---|---|---|---|"]
     groups = dict.fromkeys(map(group_of, Combination.all()))
@@ -45,20 +46,20 @@ def table(recorded: Mapping[str, Counts]) -> str:
 
 
 def row_of(group: str, counts: Counts, *, is_off: bool = False) -> list[str]:
-    """The cells of a group; none where nothing of it was injected. `is_off`: without the rule, a few are enough."""
+    """The cells of a group; empty without injections. `is_off`: without the rule, a few injections are enough."""
     combinations = [one for one in Combination.all() if group_of(one) == group]
-    found = [counts[str(one)] for one in combinations if str(one) in counts]
-    if not found:
+    results = [counts[str(one)] for one in combinations if str(one) in counts]
+    if not results:
         return []
     answers, runs = Counter[str](), Counter[str]()
-    for each in found:
-        answers.update(each["answers"])
-        runs.update(each["runs"])
-    total = {name: sum(each[name] for each in found) for name in ("injected", "kills", "lost", "doubled", "early")}
+    for result in results:
+        answers.update(result["answers"])
+        runs.update(result["runs"])
+    total = {name: sum(one[name] for one in results) for name in ("injected", "kills", "lost", "doubled", "early")}
     wanted = sum(one.wanted for one in combinations)
     return [
         group,
-        f"{len(found)} of {len(combinations)}",
+        f"{len(results)} of {len(combinations)}",
         f"{total['injected']:,}" + (f" of {wanted:,}" if total["injected"] < wanted and not is_off else ""),
         ", ".join(f"{answer} {count:,}" for answer, count in answers.most_common()),
         f"{total['kills']:,}",
@@ -68,7 +69,7 @@ def row_of(group: str, counts: Counts, *, is_off: bool = False) -> list[str]:
 
 
 def recorded() -> dict[str, Counts]:
-    """By version; empty before the first record."""
+    """The counts by version; empty before the first record."""
     return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
 
 
@@ -81,7 +82,7 @@ def main() -> None:
         counts = json.loads(options.state.read_text(encoding="utf-8"))
         if options.off is not None:
             off = json.loads(options.off.read_text(encoding="utf-8"))
-            counts |= {f"{version}{OFF}": each for version, each in off.items()}
+            counts |= {f"{version}{OFF}": of_version for version, of_version in off.items()}
         RESULTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(generated(text, table(recorded()), BEGIN, END), encoding="utf-8")

@@ -1,8 +1,8 @@
-"""What the source can say to an operator, collected from its syntax tree, and the table of it in docs/messages.md.
+"""The operator's messages, collected from the syntax trees of the source, and their tables in docs/messages.md.
 
-What is filled in at run time becomes `…`. The document is written by hand, except that the first cell of each row with
-a code, `DB-3012`, is generated: the code, and every message that is raised with it. After rewording an error, or
-giving a new one a code and a row:
+Values of the run time become `…`. The document is written by hand, except the first cell of each row with a code,
+`DB-3012`, which is generated: the code, and every message that is raised with it. After rewording an error, or adding
+one with a code and a row:
 
     make messages
 """
@@ -39,7 +39,7 @@ AROUND: Final = {
     "failures_named": (0, "Spark cannot {}"),
     "named_failure": (0, "Spark cannot {}"),
 }
-"""Functions that make an error: which argument holds the words, and what is put around them."""
+"""Functions that create an error: the position of the argument with the words, and the text around them."""
 VALUES: Final = (
     "bridge/wire/commands.py",
     "bridge/wire/headers.py",
@@ -49,19 +49,19 @@ VALUES: Final = (
     "bridge/settings/model.py",
     "bridge/settings/units.py",
 )
-"""Modules whose ValueErrors reach the operator: as part of a ConfigurationError."""
+"""Modules whose ValueErrors reach the operator, as part of a ConfigurationError."""
 CHECKS: Final = tuple(f"bridge/checks/{name}.py" for name in ("brokers", "host", "topics"))
 SAYING: Final = ("impediments", "alarms", "problems", "_problems")
-"""Functions that return sentences for /readyz, /livez, or for what is wrong with a map of properties."""
+"""Functions that return sentences for /readyz, /livez, or the problems of a map of properties."""
 
 
 def texts(node: ast.expr) -> list[str]:
-    """All that an expression may yield as a string, with `…` for what is not in the source."""
+    """All strings that an expression may yield, with `…` for unknown values."""
     match node:
         case ast.Constant(value=str(value)):
             return [value]
         case ast.JoinedStr(values=parts):
-            return ["".join(found) for found in product(*map(texts, parts))]
+            return ["".join(combination) for combination in product(*map(texts, parts))]
         case ast.FormattedValue(value=ast.BinOp(op=ast.Mult(), left=ast.Constant(value=str(plural)))):
             return [f"({plural})"]
         case ast.FormattedValue(value=ast.IfExp() as choice):
@@ -69,14 +69,14 @@ def texts(node: ast.expr) -> list[str]:
         case ast.IfExp(body=one, orelse=other):
             return [*texts(one), *texts(other)]
         case ast.BinOp(op=ast.Add(), left=left, right=right):
-            return ["".join(found) for found in product(texts(left), texts(right))]
+            return ["".join(combination) for combination in product(texts(left), texts(right))]
         case ast.BoolOp(op=ast.Or(), values=[*_, ast.Constant(value=str(value))]):
             return [FILLED_IN, value]
     return [FILLED_IN]
 
 
 def normal(text: str) -> str:
-    """As the document has it: one line, neighbouring gaps as one, without backticks, and without quotes around gaps."""
+    """A text in the document's form: one line, adjacent gaps merged, no backticks, no quotes around gaps."""
     plain = " ".join(text.replace("`", "").split())
     return re.sub(rf"'?{FILLED_IN}'?(\s*{FILLED_IN})*", FILLED_IN, plain)
 
@@ -91,19 +91,19 @@ def nodes(module: str) -> list[ast.AST]:
 
 
 def modules() -> list[str]:
-    found = (path for package in ("bridge", "timerstore") for path in (ROOT / package).glob("**/*.py"))
-    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+    paths = (path for package in ("bridge", "timerstore") for path in (ROOT / package).glob("**/*.py"))
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
 
 
 def calls(module: str) -> Iterator[tuple[str, ast.Call]]:
-    """Every call, with the last part of what is called."""
+    """Every call, with the last part of the called name."""
     for node in nodes(module):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             yield node.func.id if isinstance(node.func, ast.Name) else node.func.attr, node
 
 
 def errors() -> Iterator[tuple[str, str]]:
-    """Messages of the errors, and where they are raised."""
+    """Messages of the errors, with the places that raise them."""
     for module in modules():
         for name, call in calls(module):
             place, around = AROUND.get(name, (0, "{}"))
@@ -112,7 +112,7 @@ def errors() -> Iterator[tuple[str, str]]:
 
 
 def values() -> Iterator[tuple[str, str]]:
-    """What is wrong with a value, in the words of those who read it."""
+    """The errors of the functions that parse values."""
     for module in VALUES:
         for name, call in calls(module):
             if name in ("ValueError", "TypeError") and call.args:
@@ -123,7 +123,7 @@ def values() -> Iterator[tuple[str, str]]:
 
 
 def events(*levels: str) -> Iterator[tuple[str, str]]:
-    """Names of events in the log."""
+    """Names of the log's events."""
     for module in modules():
         for name, call in calls(module):
             place = 1 if name == "ErrorLog" and "warning" in levels else 0 if name in levels else None
@@ -132,7 +132,7 @@ def events(*levels: str) -> Iterator[tuple[str, str]]:
 
 
 def findings() -> Iterator[tuple[str, str]]:
-    """What `check` says of what is not as it must be: `detail` of findings that are not `ok`, and its parts."""
+    """The texts of `check` about problems: `detail` of findings that are not `ok`, and its parts."""
     for module in CHECKS:
         for node in nodes(module):
             match node:
@@ -155,24 +155,24 @@ def states() -> Iterator[tuple[str, str]]:
                 if name not in ("enter", "LongWork", "Phase"):
                     continue
                 said = [*node.args, *(k.value for k in node.keywords if k.arg in ("name", "reasons"))]
-                found: Iterable[ast.AST] = [s for expression in said for s in ast.walk(expression)]
+                inside: Iterable[ast.AST] = [s for expression in said for s in ast.walk(expression)]
             elif isinstance(node, ast.FunctionDef) and node.name in SAYING:
-                found = [s for statement in node.body[1:] for s in ast.walk(statement)]
+                inside = [s for statement in node.body[1:] for s in ast.walk(statement)]
             else:
                 continue
-            inner = {id(part) for s in found if isinstance(s, ast.JoinedStr) for part in ast.walk(s) if part is not s}
-            for each in found:
-                if isinstance(each, ast.JoinedStr | ast.Constant) and id(each) not in inner:
-                    yield from ((text, f"{module}:{node.lineno}") for text in texts(each))
+            inner = {id(part) for s in inside if isinstance(s, ast.JoinedStr) for part in ast.walk(s) if part is not s}
+            for part in inside:
+                if isinstance(part, ast.JoinedStr | ast.Constant) and id(part) not in inner:
+                    yield from ((text, f"{module}:{node.lineno}") for text in texts(part))
 
 
 CODE: Final = re.compile(r"^\| `(DB-[0-9]{4})`")
 UNCODED: Final = {"Corrupt", "Closed"}
-"""Never the last word: a damaged file is set aside, a store that was closed belongs to a pipeline that has stopped."""
+"""Errors that no operator sees: a damaged file is set aside, and a closed store belongs to a stopped pipeline."""
 
 
 def coded() -> Iterator[tuple[str, str, str]]:
-    """Code, message and place of every error that is raised; the code is "" where there is none."""
+    """Code, message and place of every raised error; the code may be empty."""
     for module in modules():
         for name, call in calls(module):
             place, around = AROUND.get(name, (0, "{}"))
@@ -187,16 +187,16 @@ def coded() -> Iterator[tuple[str, str, str]]:
 
 
 def generated(text: str) -> str:
-    """The document with the first cells as the source has them."""
+    """The document with the first cells from the source."""
     messages: dict[str, dict[str, None]] = {}
     for code, message, _ in coded():
         messages.setdefault(code, {})[message] = None
     lines = []
     for line in text.splitlines():
-        found = CODE.match(line)
-        if found:
-            said = ", ".join(f"`{message}`" for message in sorted(messages.get(found[1], {})))
-            line = f"| `{found[1]}` {said} |" + line.split(" |", 1)[1]
+        cell = CODE.match(line)
+        if cell:
+            said = ", ".join(f"`{message}`" for message in sorted(messages.get(cell[1], {})))
+            line = f"| `{cell[1]}` {said} |" + line.split(" |", 1)[1]
         lines.append(line)
     return "\n".join(lines) + "\n"
 

@@ -1,9 +1,9 @@
-"""`make sbom`: what the image holds, as CycloneDX JSON.
+"""`make sbom`: the contents of the image, as CycloneDX JSON.
 
-Python packages come from `cyclonedx-py`, which reads the lock file. This adds what it does not know: the jars of Spark
-that the image keeps and those of the connector, each with its digest and with what is shaded into it, and the Debian
-packages, the Java runtime among them. Of those the versions are the built image's, if there is one; else they are only
-named, as the base image's distribution decides.
+`cyclonedx-py` lists the Python packages of the lock file. This program adds the jars of Spark in the image and those of
+the connector, each with its digest and its shaded parts, and the Debian packages, including the Java runtime. Debian
+versions come from the built image; without an image the packages have no versions, since the base image's distribution
+determines them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Component = dict[str, Any]
 
 
 class Coordinates(NamedTuple):
-    """By which Maven, and every database of vulnerabilities, knows a jar."""
+    """The identity of a jar for Maven and for databases of vulnerabilities."""
 
     group: str
     artifact: str
@@ -42,7 +42,7 @@ class Coordinates(NamedTuple):
         return f"pkg:maven/{self.group}/{self.artifact}@{self.version}{variant}"
 
     def of(self, jar: Path) -> Coordinates | None:
-        """With the classifier in the jar's name; None if the jar is another artifact's."""
+        """The coordinates with the classifier of the jar's name; None for a jar of another artifact."""
         head, mine, classifier = jar.stem.partition(f"{self.artifact}-{self.version}")
         if head or not mine or (classifier and classifier[0] != "-"):
             return None
@@ -53,16 +53,16 @@ class Coordinates(NamedTuple):
 
 
 def jars(spark: Path, connector: Path) -> list[Path]:
-    """The jars in the image that others made: PySpark's but for those it leaves out, and the connector's."""
+    """The third-party jars in the image: PySpark's, without those that the image omits, and the connector's."""
     patterns = [f"{pattern}.jar" for pattern in lines(UNUSED)]
-    found = {jar.relative_to(spark).as_posix(): jar for jar in spark.rglob("*.jar")}
-    kept = [jar for name, jar in found.items() if not any(fnmatch(name, pattern) for pattern in patterns)]
+    shipped = {jar.relative_to(spark).as_posix(): jar for jar in spark.rglob("*.jar")}
+    kept = [jar for name, jar in shipped.items() if not any(fnmatch(name, pattern) for pattern in patterns)]
     others = [jar for jar in connector.glob("*.jar") if not jar.name.startswith("delay-bridge-")]
     return sorted([*kept, *others], key=lambda jar: jar.name)
 
 
 def jar_component(jar: Path) -> Component:
-    """One jar, with what is shaded into it. Raises LookupError for one whose group is not known."""
+    """One jar with its shaded parts. Raises LookupError for an unknown group."""
     inside = sorted(set(embedded(jar)))
     own = next((named for c in inside if (named := c.of(jar))), None) or by_name(jar)
     component = maven_component(own, ref=jar.name)
@@ -73,23 +73,23 @@ def jar_component(jar: Path) -> Component:
 
 
 def embedded(jar: Path) -> Iterator[Coordinates]:
-    """Whatever Maven has built into a jar leaves its coordinates there."""
+    """The coordinates of all artifacts that Maven has built into a jar."""
     with zipfile.ZipFile(jar) as archive:
         for name in archive.namelist():
             if re.fullmatch(r"META-INF/maven/.+/pom\.properties", name):
                 text = archive.read(name).decode("utf-8", "replace")
-                found = dict(re.findall(r"^(groupId|artifactId|version)=(\S+)", text, re.MULTILINE))
-                if len(found) == 3:
-                    yield Coordinates(found["groupId"], found["artifactId"], found["version"])
+                fields = dict(re.findall(r"^(groupId|artifactId|version)=(\S+)", text, re.MULTILINE))
+                if len(fields) == 3:
+                    yield Coordinates(fields["groupId"], fields["artifactId"], fields["version"])
 
 
 def by_name(jar: Path) -> Coordinates:
-    """By the list of groups. Raises LookupError."""
+    """The coordinates of a jar by the list of groups. Raises LookupError."""
     for artifact, group in (line.split() for line in lines(COORDINATES)):
         version = jar.stem.removeprefix(f"{artifact}-")
         if version != jar.stem and version[0].isdigit():
             return Coordinates(group, artifact, version)
-    raise LookupError(f"{jar.name} does not say its Maven group: add it to {COORDINATES.name}")
+    raise LookupError(f"{jar.name} does not name its Maven group: add it to {COORDINATES.name}")
 
 
 def maven_component(coordinates: Coordinates, *, ref: str) -> Component:
@@ -108,7 +108,7 @@ def maven_component(coordinates: Coordinates, *, ref: str) -> Component:
 
 
 def debian_components(installed: Iterable[str]) -> list[Component]:
-    """Of lines `package version architecture`, as the image's dpkg tells them."""
+    """Components from the lines `package version architecture` of the image's dpkg."""
     return [
         {
             "type": "library",
@@ -122,7 +122,7 @@ def debian_components(installed: Iterable[str]) -> list[Component]:
 
 
 def named_packages() -> list[Component]:
-    """What the Dockerfile installs into the image, without versions: they are not known before it is built."""
+    """The packages that the Dockerfile installs, without versions, which are unknown before the build."""
     final = DOCKERFILE.read_text(encoding="utf-8").rpartition("\nFROM ")[2]
     words = re.findall(r"apt-get install --yes --no-install-recommends (.+?) \\", final)
     return [
@@ -135,7 +135,7 @@ def named_packages() -> list[Component]:
 
 
 def whole(python: Component, java: Sequence[Component], debian: Sequence[Component]) -> Component:
-    """The document of the Python packages with everything else beside them."""
+    """The document of the Python packages with all other components."""
     return {**python, "components": [*python.get("components", []), *java, *debian]}
 
 
@@ -145,7 +145,7 @@ def lines(path: Path) -> list[str]:
 
 
 def must_be_valid(text: str) -> None:
-    """Raises ValueError with what CycloneDX's own schema has against it."""
+    """Raises ValueError with the errors by CycloneDX's own schema."""
     from cyclonedx.schema import SchemaVersion  # type: ignore[import-not-found]
     from cyclonedx.validation.json import JsonStrictValidator  # type: ignore[import-not-found]
 
@@ -157,7 +157,7 @@ def must_be_valid(text: str) -> None:
 def main() -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m release.sbom", description=__doc__)
-    parser.add_argument("--python", type=Path, required=True, metavar="JSON", help="what cyclonedx-py wrote")
+    parser.add_argument("--python", type=Path, required=True, metavar="JSON", help="the output of cyclonedx-py")
     parser.add_argument("--spark", type=Path, required=True, metavar="DIR", help="PySpark's jars")
     parser.add_argument("--connector", type=Path, required=True, metavar="DIR", help="the connector's jars")
     parser.add_argument("--packages", type=Path, metavar="FILE", help="package, version, architecture of each line")
@@ -171,7 +171,7 @@ def main() -> int:
     must_be_valid(text)
     arguments.output.write_text(text + "\n", encoding="utf-8")
     shaded = sum(len(jar.get("components", [])) for jar in java)
-    versions = "of the image" if installed else "without versions: there is no image"
+    versions = "of the image" if installed else "without versions: no image"
     print(
         f"{arguments.output}: {len(document['components'])} components: {len(java)} jars with {shaded} more inside, "
         f"{len(debian)} Debian packages ({versions}), the rest Python"
