@@ -1,2 +1,2 @@
-"""Measurements of the bridge on this machine: broker, load, bridge and consumers share its cores. `make bench` runs
-all."""
+"""Measurements of the bridge on this machine, whose cores broker, load, bridge and consumers share. `make bench` runs
+them."""

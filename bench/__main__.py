@@ -1,5 +1,5 @@
-"""Measure the bridge on this machine, and print a table beside what RocketMQ 5.5 and a prototype of this design did
-on such a machine.
+"""Measure the bridge on this machine, and print a table beside the figures of RocketMQ 5.5 and of a prototype on a
+similar machine.
 
 make bench                              everything but `costs`, `pending`, `lookups`, `soak` and `outages` (an hour)
 make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-1k, on-time-short, kills, rolling (from the first
@@ -8,7 +8,7 @@ make bench BENCH_ARGS="--only costs"    CPU at rest, at 1,000/s and at 10,000/s,
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only lookups"  searches over the API among ten million pending (five minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts (5 GB of disk)
-make bench BENCH_ARGS="--only outages"  twenty outages of the only broker at 2,000/s, and the same of a plain producer
+make bench BENCH_ARGS="--only outages"  twenty outages of the only broker at 2,000/s, and the same for a plain producer
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 """
 
@@ -37,7 +37,7 @@ IDLE_SECONDS = 30
 LEAD_MS = 30_000
 OUTAGES = 4
 APART = ("costs", "pending", "lookups", "soak", "outages")
-"""Only by name: they take long, or say little alone."""
+"""Scenarios that run only by name: they take long, or prove little alone."""
 CLIENT_DEFAULTS = {"metadata.recovery.strategy": "rebootstrap", "reconnect.backoff.max.ms": "10000"}
 
 
@@ -45,10 +45,10 @@ def main() -> None:
     """Run the chosen scenarios."""
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("--only", choices=sorted(SCENARIOS), action="append")
-    parser.add_argument("--messages", type=int, default=1_000_000, help="of the burst, and pending at each kill")
-    parser.add_argument("--seconds", type=int, default=30, help="before and after a target is away")
-    parser.add_argument("--minutes", type=int, default=60, help="of the soak")
-    parser.add_argument("--outages", type=int, default=20, help="of the broker, about")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="messages of the burst, and pending at a kill")
+    parser.add_argument("--seconds", type=int, default=30, help="time before and after the loss of a target")
+    parser.add_argument("--minutes", type=int, default=60, help="length of the soak")
+    parser.add_argument("--outages", type=int, default=20, help="approximate number of outages of the broker")
     arguments = parser.parse_args()
     report = Report()
     for name in arguments.only or [name for name in SCENARIOS if name not in APART]:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def idle(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:
-    """CPU and memory with nothing to do, two minutes after the start, and two minutes after load."""
+    """CPU and memory at rest, two minutes after the start, and two minutes after load."""
     report.add("start", "cold start to ready", f"{bridge.timed_start():.1f} s", "")
     for what in ("after the start", "after load"):
         pause(SETTLED_SECONDS)
@@ -73,11 +73,11 @@ def idle(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None
 
 
 def burst(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
-    """Everything due at one instant: ingest, delivery, memory, exactness."""
+    """A burst of messages due at one instant: ingest, delivery, memory, exactness."""
     bridge.start()
     warm_up(bridge)
     count = arguments.messages
-    # What half a minute at a low rate has not made hot, the JVM compiles during the first backlog.
+    # After half a minute at a low rate, some code is still cold: the JVM compiles it during the first backlog.
     first = count // 2
     rate_per_s, _ = ingest_backlog(bridge, first)
     report.add("burst", f"ingest of a first backlog ({first:,})", f"{rate_per_s:,.0f}/s", ">= 150,000/s")
@@ -99,8 +99,8 @@ def burst(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None
 
 
 def ingest_backlog(bridge: Bridge, count: int) -> tuple[float, int]:
-    """Messages due at one instant, sent while the bridge stands still; records ingested a second, and when they are due
-    (epoch ms).
+    """Send messages due at one instant while the bridge is suspended. Returns records ingested a second, and the due
+    time (epoch ms).
     """
     ingested = bridge.metric("records_ingested_total")
     due_ms = bridge.clock.now_ms() + LEAD_MS + count // 20
@@ -112,16 +112,16 @@ def ingest_backlog(bridge: Bridge, count: int) -> tuple[float, int]:
 
 
 def outage(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:
-    """The only broker is killed under load and comes back: how long until something is delivered again, beside the same
-    with what the client does by default.
+    """The only broker is killed under load and comes back: the time until the next delivery, beside the same with the
+    client's defaults.
     """
     for how, properties in (("as it is", {}), ("with the client's defaults", CLIENT_DEFAULTS)):
         bridge.configure({"kafka": {"producer": properties}})
         bridge.start()
         warm_up(bridge)
         seconds = sorted(_outage(bridge) for _ in range(OUTAGES))
-        found = " / ".join(f"{each:.1f}" for each in seconds)
-        report.add("outage", f"broker answers, to the first delivery, {how}", f"{found} s")
+        figures = " / ".join(f"{second:.1f}" for second in seconds)
+        report.add("outage", f"broker answers, to the first delivery, {how}", f"{figures} s")
         bridge.wait(lambda: bridge.metric("pending_messages") == 0, 120, "the rest")
         bridge.stop()
 
@@ -139,14 +139,14 @@ def _outage(bridge: Bridge) -> float:
 
 
 def dead(bridge: Bridge, arguments: argparse.Namespace, report: Report, *, killed: bool = False) -> None:
-    """One of ten targets goes away: lateness of the others before, and from a second after it."""
+    """One of ten targets goes away: the lateness of the others before, and from a second after the loss."""
     scenario = "killed target" if killed else "stopped target"
     bridge.start()
     warm_up(bridge)
     windows = dead_target.measure(bridge, arguments.seconds, killed=killed)
-    for name, found in windows.items():
-        report.add(scenario, f"{name}: record timestamp - due p50 / p99 / p99.9", tell(found["stamped_ms"]))
-        report.add(scenario, f"{name}: arrival - due p50 / p99 / p99.9", tell(found["arrived_ms"]))
+    for name, late in windows.items():
+        report.add(scenario, f"{name}: record timestamp - due p50 / p99 / p99.9", tell(late["stamped_ms"]))
+        report.add(scenario, f"{name}: arrival - due p50 / p99 / p99.9", tell(late["arrived_ms"]))
     for what in ("stamped_ms", "arrived_ms"):
         grown = windows["after"][what]["p99"] - windows["before"][what]["p99"]
         words = "record timestamp" if what == "stamped_ms" else "arrival"
@@ -171,9 +171,7 @@ def pending(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     bridge.wait(lambda: bridge.metric("records_ingested_total") >= count + cancelled, 600, "cancels")
     report.add(name, f"{cancelled:,} cancels", f"{cancelled / (bridge.clock.monotonic_s() - began_s):,.0f}/s", "")
     gone = before - bridge.metric("pending_messages")
-    report.add(
-        name, "left the gauge (and what was delivered meanwhile)", f"{gone:,.0f}", f">= {cancelled:,} - due before"
-    )
+    report.add(name, "left the gauge, also by delivery", f"{gone:,.0f}", f">= {cancelled:,} - due before")
     report.add(name, "peak RSS, after the cancels", mib(bridge.peak_bytes), "<= 1,434 MiB")
     flushed = bridge.clock.monotonic_s()
     bridge.wait(lambda: bridge.clock.monotonic_s() - flushed > 65, 120, "the last flush")
@@ -197,10 +195,10 @@ def receive(bridge: Bridge, count: int, seconds: int) -> dict[str, Any]:
 
 
 def result(reader: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a receiver printed."""
+    """The output of a receiver."""
     text, _ = reader.communicate()
-    found: dict[str, Any] = json.loads(text)
-    return found
+    received: dict[str, Any] = json.loads(text)
+    return received
 
 
 READY, COLD, FIRST, WARM, ALL = (0, 5), (0, 30), (5, 30), (120, 150), (5, 150)

@@ -1,4 +1,4 @@
-"""The bridge under measurement, on a broker of its own: how long it takes, and its memory, sampled."""
+"""The measured bridge with its own broker: times, and memory samples."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PARTITIONS: Final = 4
 WARM_S: Final = 30
 WARM_RATE: Final = 2_000
 WARMED: Final = WARM_S * WARM_RATE
-"""Messages of `warm_up`, unless it is told otherwise."""
+"""The default number of messages of `warm_up`."""
 
 
 class Bridge(BridgeProcess):
-    """One bridge: `start`, measure, `kill` or `stop`; its broker, and a clock to measure by."""
+    """One bridge with `start`, `kill` and `stop`; its broker, and a clock for measurements."""
 
     def __init__(self, broker: EmbeddedBroker, directory: Path, instance: str = "a") -> None:
         config = {"delay_topics": {DELAY_TOPIC: {"partitions": PARTITIONS}}}
@@ -41,13 +41,13 @@ class Bridge(BridgeProcess):
         """The largest resident size of all starts, sampled."""
 
     def timed_start(self) -> float:
-        """Start, wait until ready; returns the seconds that took."""
+        """Start, and wait until ready; returns the seconds."""
         began_s = self.clock.monotonic_s()
         self.start()
         return self.clock.monotonic_s() - began_s
 
     def wait(self, condition: Callable[[], object], seconds: float, what: str) -> None:
-        """Wait for a condition while the bridge runs. Raises AssertionError when it is not in time, or ends."""
+        """Wait for a condition while the bridge runs. Raises AssertionError after `seconds`, or if the bridge ends."""
 
         def met() -> object:
             self.check()
@@ -56,14 +56,14 @@ class Bridge(BridgeProcess):
         wait_until(met, seconds, lambda: f"{what}; log:\n{self.tail()}")
 
     def has_class_archive(self) -> bool:
-        """Whether the JVM has mapped it. It does not fit where jars are not where they were when it was made."""
+        """Whether the JVM has mapped the archive, which is invalid after a move of the jars."""
         processes = psutil.Process(self._running_process().pid).children(recursive=True)
         maps = (Path(f"/proc/{process.pid}/maps") for process in processes)
-        return any(session.ARCHIVE in each.read_text() for each in maps if each.is_file())
+        return any(session.ARCHIVE in file.read_text() for file in maps if file.is_file())
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """Sample the memory meanwhile."""
+        """Sample the memory inside the context."""
         closed = threading.Event()
 
         def sample() -> None:
@@ -91,14 +91,14 @@ def bridge_on_broker() -> Iterator[Bridge]:
 
 
 def run(bridge: Bridge, module: str, *arguments: str) -> subprocess.Popen[str]:
-    """`load` or `receive`, as a process of its own; its standard input and what it prints are piped."""
+    """Run `load` or `receive` as a separate process, with pipes for its standard input and output."""
     command = [sys.executable, "-m", f"bench.{module}", "--bootstrap", bridge.bootstrap, *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def warm_up(bridge: Bridge, rate: int = WARM_RATE, seconds: int = WARM_S) -> None:
-    """A stretch of load, delivered before anything is measured: the compilers of broker and bridge have done most of
-    their work then."""
+    """Deliver some load before the measurement, so that the compilers of broker and bridge finish most of their
+    work."""
     count = seconds * rate
     run(bridge, "load", "--messages", str(count), "--rate", str(rate), "--delay", "100", "2000").wait()
     bridge.wait(
@@ -111,5 +111,5 @@ def warm_up(bridge: Bridge, rate: int = WARM_RATE, seconds: int = WARM_S) -> Non
 
 
 def pause(seconds: float) -> None:
-    """Let time pass: what is measured here is a stretch of it."""
+    """Let time pass: it is the subject of the measurement."""
     threading.Event().wait(seconds)

@@ -1,4 +1,4 @@
-"""Bulk actions over the API: how long a cancel by filter takes, and its memory."""
+"""Bulk actions over the API: time and memory of a cancel by filter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKEN: Final = "of-this-benchmark-only"
 
 
 def bulk(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
-    """Of --messages that wait for an hour or two, the 100,000 of one target are cancelled at once."""
+    """Of --messages that wait for an hour or two, one request cancels the 100,000 of one target."""
     token = bridge.directory / "token"
     token.write_text(TOKEN)
     bridge.configure({"http": {"api": "write", "token_file": str(token)}})
@@ -42,7 +42,7 @@ def bulk(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
 
 
 def _ask(bridge: Bridge, path: str, body: dict[str, Any] | None = None) -> Any:
-    """The last line of the answer to a GET, or a POST where there is a body."""
+    """The last line of the answer to a GET, or with a body to a POST."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}", "X-Delay-Bridge-Action": "1"}
     url = f"{bridge.api_url()}/api/v1/{path}"
     data = None if body is None else json.dumps(body).encode()

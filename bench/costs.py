@@ -1,4 +1,4 @@
-"""Cost at rest and at two rates, in four minutes: for alternating turns of two commits on one machine."""
+"""Costs at rest and at two rates, in four minutes, for alternating turns of two commits on one machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ REST_S: Final = 30
 RATES: Final = (1_000, 10_000)
 LOAD_S: Final = 40
 MEASURED_S: Final = 25
-"""Before the end of each load."""
+"""The measured time before the end of each load."""
 AFTER_S: Final = 3
-"""Until everything is delivered that a load has sent."""
+"""The time for the delivery of the rest of a load."""
 DELAY_MS: Final = (500, 1_500)
 COMMITS: Final = "transaction_duration_seconds_count"
 
 
 def costs(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:
-    """CPU and memory at rest; CPU, commits a second and lateness at each rate. The figures are for comparisons: the
-    broker is cold, and its own CPU is not in them."""
+    """CPU and memory at rest; CPU, commits a second and lateness at each rate. The figures only serve comparisons: the
+    broker is cold, and its CPU is not included."""
     bridge.start()
     warm_up(bridge)
     pause(SETTLED_S)
@@ -46,11 +46,11 @@ def costs(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> Non
         commits = (bridge.metric(COMMITS) - before) / LOAD_S
         load.wait()
         tell_process(reader, json.dumps(["window", *map(str, window_ms)]))
-        found = json.loads(reader.communicate()[0])
+        got = json.loads(reader.communicate()[0])
         scenario = f"costs at {rate:,}/s"
         report.add(scenario, "CPU", f"{100 * share:.1f} % of a core")
         report.add(scenario, "transactions a second", f"{commits:.1f}")
-        report.add(scenario, "late p50 / p99 / p99.9", tell(found["windows"]["window"]["stamped_ms"]))
-        exact = f"{found['received']:,} / {found['doubled']} / {found['early']}"
+        report.add(scenario, "late p50 / p99 / p99.9", tell(got["windows"]["window"]["stamped_ms"]))
+        exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
         report.add(scenario, "received / doubled / early", exact, f"{count:,} / 0 / 0")
         pause(AFTER_S)

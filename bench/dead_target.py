@@ -1,11 +1,11 @@
-"""One dead target among ten: what the other nine feel of it.
+"""One dead target among ten: its effect on the other nine.
 
-The dead one is held by a second node alone, which is stopped, or killed (SIGKILL), while the load goes on. The lateness
-of the others is measured before, in the second after that, and from then on; the bar is the growth of its p99 from the
-first to the last.
+Only a second node holds the dead target. That node is stopped, or killed (SIGKILL), during the load. The lateness of
+the others is measured before, in the second after the loss, and from then on; the bar is the growth of the p99 from
+the first to the last.
 
-After a kill, until the controller has noticed, the other node tries to write the end of the aborted transaction to the
-dead one, without a pause, and takes most of a core for it: one of the two that the bridge has here as well.
+After a kill, until the controller notices it, the other node tries without a pause to write the end of the aborted
+transaction to the dead one. This takes most of a core: one of the two that the bridge has here as well.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ DEAD = "bench-dead"
 RATE = 1_000
 DELAY_MS = (1_000, 2_000)
 STEADY_MS = 5_000
-"""From the start of the load until messages fall due at its rate."""
+"""The time from the start of the load until messages are due at its rate."""
 GRACE_MS = 1_000
 
 
 def measure(bridge: Bridge, seconds: int, *, killed: bool) -> dict[str, dict[str, Any]]:
-    """Lateness percentiles (ms) of the nine: `before`, in the `first second`, and `after`; the bridge runs and is
-    warm.
+    """Lateness percentiles (ms) of the nine: `before`, in the `first second`, and `after`. The bridge must be running
+    and warm.
     """
     with EmbeddedBroker(joins=bridge.broker) as second:
         topics = Topics(bridge.bootstrap)
@@ -55,8 +55,8 @@ def measure(bridge: Bridge, seconds: int, *, killed: bool) -> dict[str, dict[str
         load.wait()
         bridge.wait(lambda: reader.poll() is not None, 3 * seconds + 90, "the reader")
         text, _ = reader.communicate()
-    found: dict[str, Any] = json.loads(text)
-    if found["received"] != count // 10 * 9 or found["doubled"] or found["early"]:
-        raise SystemExit(f"of {count // 10 * 9} messages for the nine: {found}")
-    result: dict[str, dict[str, Any]] = found["windows"]
+    got: dict[str, Any] = json.loads(text)
+    if got["received"] != count // 10 * 9 or got["doubled"] or got["early"]:
+        raise SystemExit(f"of {count // 10 * 9} messages for the nine: {got}")
+    result: dict[str, dict[str, Any]] = got["windows"]
     return result

@@ -1,9 +1,9 @@
-"""Load: a process of its own that sends delayed messages at a rate, or as fast as it can.
+"""Load: a separate process that sends delayed messages at a rate, or as fast as possible.
 
 python -m bench.load --bootstrap ... --messages 1000000 --due EPOCH_MS               all due at one instant
 python -m bench.load --bootstrap ... --messages 300000 --rate 10000 --delay 1000 5000   delays spread evenly, in ms
-python -m bench.load --bootstrap ... --messages 300000 --delay 60000 86400000 --mixed --ids 1000   as many short delays
-                                    as long ones (evenly in the logarithm); the first thousand messages have an id
+python -m bench.load --bootstrap ... --messages 300000 --delay 60000 86400000 --mixed --ids 1000   delays spread evenly
+                                    in the logarithm; the first thousand messages have an id
 python -m bench.load --bootstrap ... --messages 1000 --cancel                           cancels those thousand
 """
 
@@ -25,7 +25,7 @@ TARGETS = ("bench-a", "bench-b")
 
 
 def main() -> None:
-    """Send, and wait until everything is acknowledged."""
+    """Send the messages, and wait for all acknowledgements."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--messages", type=int, required=True)
@@ -36,8 +36,8 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--ids", type=int, default=0)
     parser.add_argument("--cancel", action="store_true")
-    parser.add_argument("--not-idempotent", action="store_true", help="where no broker goes away meanwhile")
-    parser.add_argument("--wait", action="store_true", help="for a line on standard input, ready to send")
+    parser.add_argument("--not-idempotent", action="store_true", help="for a load without outages of brokers")
+    parser.add_argument("--wait", action="store_true", help="wait for a line on standard input, ready to send")
     arguments = parser.parse_args()
     failed: list[object] = []
     producer = Producer(
@@ -47,7 +47,7 @@ def main() -> None:
             "on_delivery": lambda error, _message: failed.append(error),
             "linger.ms": 5,
             # An idempotent client spins while brokers are busy (bridge/settings/time_budgets.py), on a processor that
-            # broker and bridge have to share with it.
+            # it shares with broker and bridge.
             "enable.idempotence": not arguments.not_idempotent,
             "log_level": 0,
             "queue.buffering.max.messages": 200_000,
@@ -69,11 +69,11 @@ def main() -> None:
         producer.list_topics()
         sys.stdin.readline()
     send(producer, records, per_second=arguments.rate)
-    assert not failed, f"{len(failed)} records were not taken: {failed[0]}"
+    assert not failed, f"{len(failed)} records were refused: {failed[0]}"
 
 
 def headers_of(i: int, arguments: argparse.Namespace, chance: random.Random) -> list[tuple[str, bytes | None]]:
-    """What the i-th message says of itself."""
+    """The headers of the i-th message."""
     if arguments.cancel:
         return [("delay-cancel", b"id-%d" % i)]
     if arguments.due is not None:

@@ -1,4 +1,4 @@
-"""Searches over the API among many pending messages: how long each takes, and what they cost delivery."""
+"""Searches over the API among many pending messages: their times, and their cost for delivery."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from bench.receive import percentiles
 from bench.report import Report, tell
 
 ASKED: Final = 100
-"""Searches of each kind, one after the other."""
+"""The number of searches of each kind, one after the other."""
 RATE: Final = 1_000
 RATE_DELAY_MS: Final = ("1000", "2000")
 WINDOW_S: Final = 60
 LEAD_S: Final = 15
-"""Of the load, before the first window."""
+"""The time of load before the first window."""
 PER_SECOND: Final = 20
 FLUSHED_S: Final = 65
 FAR_MS: Final = ("3600000", str(30 * 86_400_000))
 
 
 def lookups(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
-    """Ten times --messages due in an hour to thirty days. Searches one at a time; then 1,000/s delivered without and
-    with 20 searches a second beside it."""
+    """Ten times --messages due in an hour to thirty days: single searches, then delivery at 1,000/s without and with 20
+    searches a second."""
     bridge.start()
     count, chance = 10 * arguments.messages, random.Random(2)
     ids = min(count, 100_000)
@@ -73,7 +73,7 @@ def lookups(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
 
 
 def timed(bridge: Bridge, search: Callable[[], Any]) -> dict[str, float]:
-    """How long a search takes, in ms, of `ASKED` of them."""
+    """Percentiles of the times of `ASKED` searches, in ms."""
     taken_ms = []
     for _ in range(ASKED):
         began_s = bridge.clock.monotonic_s()
@@ -87,7 +87,7 @@ def _origin(chance: random.Random, count: int) -> str:
 
 
 def _lateness(bridge: Bridge, scenario: str, report: Report, *searches: Callable[[], Any]) -> tuple[float, float]:
-    """p99 of the lateness at 1,000/s, without and with searches."""
+    """The p99 lateness at 1,000/s, without and with searches."""
     sent = RATE * (LEAD_S + 2 * WINDOW_S + 3)
     reader = run(bridge, "receive", "--messages", str(sent), "--seconds", str(4 * WINDOW_S), "--wait")
     load = run(bridge, "load", "--messages", str(sent), "--rate", str(RATE), "--delay", *RATE_DELAY_MS)
@@ -102,8 +102,8 @@ def _lateness(bridge: Bridge, scenario: str, report: Report, *searches: Callable
     windows = ["without", str(begin_ms), str(middle_ms), "with", str(middle_ms), str(end_ms)]
     tell_process(reader, json.dumps(windows))
     got: dict[str, Any] = json.loads(reader.communicate()[0])
-    for name, found in got["windows"].items():
-        report.add(scenario, f"1,000/s, {name} searches: late p50 / p99 / p99.9", tell(found["stamped_ms"]))
+    for name, late in got["windows"].items():
+        report.add(scenario, f"1,000/s, {name} searches: late p50 / p99 / p99.9", tell(late["stamped_ms"]))
     report.add(scenario, "received / doubled / early", f"{got['received']:,} / {got['doubled']} / {got['early']}")
     without, beside = (got["windows"][name]["stamped_ms"]["p99"] for name in ("without", "with"))
     return without, beside
@@ -111,7 +111,7 @@ def _lateness(bridge: Bridge, scenario: str, report: Report, *searches: Callable
 
 @contextmanager
 def _asked_beside(*searches: Callable[[], Any]) -> Iterator[None]:
-    """Searches at a rate, in turn, meanwhile."""
+    """Run these searches in turn, at a rate, inside the context."""
     closed = threading.Event()
 
     def ask() -> None:

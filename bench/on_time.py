@@ -1,4 +1,4 @@
-"""On time from the first second: lateness from `ready` on, cold and warm apart, and what a kill costs."""
+"""Punctuality from the first second: lateness from `ready` on, cold and warm separately, and the cost of a kill."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from bench.receive import percentiles
 from bench.report import Report, tell
 
 WINDOWS_S: Final = ((0, 30), (0, 5), (5, 30), (30, 60), (60, 120), (120, 150), (5, 150))
-"""Of due times, from `ready` on; the half minute before the end is warm."""
+"""Windows of due times, from `ready` on; the half minute before the end is warm."""
 LOAD_S: Final = 150
 CPU_S: Final = 30
-"""Before the end of the load, for the CPU that it takes."""
+"""The time before the end of the load for the measurement of CPU."""
 BOUND_S: Final = 60, 115
-"""When a plain consumer of the delay topic reads, too. It takes a fifth of a core, which the first minute and the last
-half minute shall not be without."""
+"""The time in which a plain consumer reads the delay topic, too. It takes a fifth of a core, which the first minute and
+the last half minute must keep."""
 BROKER_STARTS: Final = 3
 BROKER_WARM_S: Final = 30
-"""So often has the broker seen a bridge start, each time with so long a load at the rate that is measured, or twice it:
-its compiler takes a quarter of a core at first, less than 2 % after 90 s, and more again when a bridge starts."""
+"""The warm-up of the broker: starts of a bridge, and seconds of load after each, at the measured rate or twice it. The
+broker's compiler takes a quarter of a core at first, less than 2 % after 90 s, and more again at a bridge's start."""
 KILLS: Final = 20
 KILLS_RATE: Final = 500
 BETWEEN_KILLS_S: Final = 6
 CYCLE_S: Final = 6
-"""A start, and the first delivery after it, at most: the load lasts for so long."""
+"""The longest start with its first delivery, which determines the length of the load."""
 FAR_MS: Final = 600_000
 FETCHED: Final = 1_000
 ROLLING_RATE: Final = 500
@@ -54,15 +54,14 @@ def on_time(
     late: Mapping[tuple[int, int], str],
     cpu: str,
 ) -> None:
-    """A bridge that has just started, under load from `ready` on; for a minute of it beside a plain consumer of the
-    delay topic. The broker is warm, as the cluster that a bridge is started beside. `late` has the bars of windows,
-    `cpu` that of the last half minute."""
+    """A new bridge under load from `ready` on, for one minute beside a plain consumer of the delay topic. The broker is
+    warm, like the cluster of a real bridge. `late` has the bars of the windows, `cpu` that of the last half minute."""
     scenario = f"{rate:,}/s, delays of {delay_ms[0]} to {delay_ms[1]} ms"
     for _start in range(BROKER_STARTS):
         bridge.start()
         warm_up(bridge, max(rate, WARM_RATE), BROKER_WARM_S)
         bridge.stop()
-    # Other processes start before the bridge does: their own start would be measured else.
+    # Other processes start before the bridge, so that the measurement excludes their start.
     count, (low, high) = rate * LOAD_S, map(str, delay_ms)
     until = ("--messages", str(count), "--seconds", str(LOAD_S + 90))
     reader = run(bridge, "receive", *until, "--from-end", "--wait")
@@ -86,10 +85,10 @@ def on_time(
         windows += [name, str(ready_ms + start_s * 1000), str(ready_ms + end_s * 1000)]
     tell_process(reader, json.dumps(windows))
     got: dict[str, Any] = json.loads(reader.communicate()[0])
-    for window, found in got["windows"].items():
-        report.add(scenario, f"{window} after ready: late p50 / p99 / p99.9", tell(found["stamped_ms"]), bars[window])
-    for window, found in got["windows"].items():
-        report.add(scenario, f"{window} after ready: arrival - due p50 / p99 / p99.9", tell(found["arrived_ms"]))
+    for window, late_ms in got["windows"].items():
+        report.add(scenario, f"{window} after ready: late p50 / p99 / p99.9", tell(late_ms["stamped_ms"]), bars[window])
+    for window, late_ms in got["windows"].items():
+        report.add(scenario, f"{window} after ready: arrival - due p50 / p99 / p99.9", tell(late_ms["arrived_ms"]))
     exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
     report.add(scenario, "received / doubled / early", exact, f"{count:,} / 0 / 0")
     report.add(scenario, "CPU in the last half minute", f"{100 * share:.0f} % of a core", f"<= {cpu} %")
@@ -102,12 +101,12 @@ def on_time(
 
 
 def kills(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
-    """SIGKILL some seconds after each start, under load, with a million in the index: to the next delivery of what was
-    pending then, and of what is sent after it and due in a second."""
+    """SIGKILL some seconds after each start, under load, with a million messages in the index: the time to the next
+    delivery of messages that were pending, and of messages sent after the kill and due in a second."""
     bridge.start()
     run(bridge, "load", "--messages", str(arguments.messages), "--due", str(bridge.clock.now_ms() + FAR_MS)).wait()
     bridge.wait(lambda: bridge.metric("pending_messages") >= arguments.messages, 120, "ingest")
-    pause(SETTLED_S)  # it is in the index then
+    pause(SETTLED_S)  # the index contains them then
     count = KILLS_RATE * KILLS * (BETWEEN_KILLS_S + CYCLE_S)
     reader = run(bridge, "receive", "--messages", str(count), "--seconds", str(FAR_MS // 1000 - 120), "--wait")
     load = run(bridge, "load", "--messages", str(count), "--rate", str(KILLS_RATE), "--delay", "999", "1001")
@@ -128,18 +127,18 @@ def kills(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None
         windows += [str(at_ms), str(at_ms + 1_000), str(at_ms + 1_100)]
     tell_process(reader, json.dumps(windows))
     got: dict[str, Any] = json.loads(reader.communicate()[0])
-    sent_s = [1 + found["stamped_ms"]["max"] / 1000 for found in got["windows"].values() if found["stamped_ms"]]
-    for what, seconds, bar_s in (("was pending", pending_s, 5), ("is sent then, due in 1 s", sent_s, 6)):
-        spread = " / ".join(f"{each:.1f}" for each in (min(seconds), np.median(seconds), max(seconds)))
-        figure = f"{KILLS} SIGKILLs to the next delivery of what {what}: best / median / worst"
+    sent_s = [1 + late["stamped_ms"]["max"] / 1000 for late in got["windows"].values() if late["stamped_ms"]]
+    for what, seconds, bar_s in (("pending messages", pending_s, 5), ("new messages, due in 1 s", sent_s, 6)):
+        spread = " / ".join(f"{figure_s:.1f}" for figure_s in (min(seconds), np.median(seconds), max(seconds)))
+        figure = f"{KILLS} SIGKILLs to the next delivery of {what}: best / median / worst"
         report.add("kills", figure, f"{spread} s", f"<= {bar_s} s")
     exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
     report.add("kills", "received / doubled / early", exact, f"{count:,} / 0 / 0")
 
 
 def rolling(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:
-    """Two instances under load: a second one joins, then each is restarted. How late messages are meanwhile, beside the
-    same load before, and how late those of partitions that stay where they are."""
+    """Two instances under load: a second one joins, then each is restarted. The lateness of messages meanwhile, beside
+    the same load before, and of the partitions that stay."""
     second = Bridge(bridge.broker, bridge.directory / "second", instance="b")
     low, high = "1000", "3000"
     marks: list[tuple[str, int]] = []
@@ -160,7 +159,7 @@ def rolling(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> N
         moved = set(bridge.events("partitions-given-up")[-1]["partitions"].split(", "))
         for one, name in ((bridge, "the first"), (second, "the second")):
             during(f"{name} is restarted")
-            pause(EDGE_S)  # what is due just before it stops, and delivered after it is back, is of its restart
+            pause(EDGE_S)  # messages due just before the stop and delivered after it count for the restart
             one.stop()
             pause(AWAY_S)
             one.start()
@@ -174,29 +173,30 @@ def rolling(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> N
     sent = WARMED + count
     reader = run(bridge, "receive", "--messages", str(sent), "--seconds", "60", "--windows", *windows)
     got: dict[str, Any] = json.loads(reader.communicate()[0])
-    for what, found in got["windows"].items():
-        report.add("two instances", f"{what}: late p50 / p99 / p99.9", tell(found["stamped_ms"]), "max <= 8,000 ms")
+    for what, late in got["windows"].items():
+        report.add("two instances", f"{what}: late p50 / p99 / p99.9", tell(late["stamped_ms"]), "max <= 8,000 ms")
         if what != "one instance":
-            stays = what == "the first is restarted"  # what has moved to the second
-            late_ms = [ms for name, ms in found["worst_ms"].items() if (name in moved) == stays]
-            report.add("two instances", f"{what}: the latest of what stays", f"{max(late_ms):,} ms", "<= 1,000 ms")
+            stays = what == "the first is restarted"  # then the partitions that have moved to the second stay
+            late_ms = [ms for name, ms in late["worst_ms"].items() if (name in moved) == stays]
+            figure = f"{what}: the latest of partitions that stay"
+            report.add("two instances", figure, f"{max(late_ms):,} ms", "<= 1,000 ms")
     exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
     report.add("two instances", "received / doubled / early", exact, f"{sent:,} / 0 / 0")
 
 
 def tell_process(process: subprocess.Popen[str], line: str) -> None:
-    """Give a process that waits for it the line."""
+    """Send a line to a waiting process."""
     assert process.stdin is not None
     print(line, file=process.stdin, flush=True)
 
 
 def wait_until_ms(bridge: Bridge, at_ms: int) -> None:
-    """Wait for a time (epoch ms), while the bridge runs."""
+    """Wait for a time (epoch ms) while the bridge runs."""
     bridge.wait(lambda: bridge.clock.now_ms() >= at_ms, 1_000, "the load goes on")
 
 
 def usage_between(bridge: Bridge, start_ms: int, end_ms: int) -> float:
-    """CPU seconds a second between two times (epoch ms)."""
+    """The CPU seconds per second between two times (epoch ms)."""
     wait_until_ms(bridge, start_ms)
     before, began_s = bridge.usage(), bridge.clock.monotonic_s()
     wait_until_ms(bridge, end_ms)
@@ -205,23 +205,23 @@ def usage_between(bridge: Bridge, start_ms: int, end_ms: int) -> float:
 
 @contextmanager
 def plain_consumer(bridge: Bridge) -> Iterator[list[int]]:
-    """Arrival minus the record's timestamp, ms, of a consumer in this process: the lower bound of what is possible."""
+    """Arrival minus record timestamp, ms, of a consumer in this process: the lower bound for any bridge."""
     group = f"bound-{bridge.clock.now_ms()}"
     consumer = Consumer({"bootstrap.servers": bridge.bootstrap, "group.id": group, "auto.offset.reset": "latest"})
     consumer.subscribe([DELAY_TOPIC])
-    found: list[int] = []
+    late_ms: list[int] = []
     closed = threading.Event()
 
     def read() -> None:
         while not closed.is_set():
             messages = consumer.consume(FETCHED, 0.002)
             now_ms = bridge.clock.now_ms()
-            found.extend(now_ms - each.timestamp()[1] for each in messages if each.error() is None)
+            late_ms.extend(now_ms - message.timestamp()[1] for message in messages if message.error() is None)
 
     thread = threading.Thread(target=read, name="plain-consumer")
     thread.start()
     try:
-        yield found
+        yield late_ms
     finally:
         closed.set()
         thread.join()

@@ -1,8 +1,7 @@
-"""The only broker goes away and comes back, again and again: under the bridge, and under a plain transactional
-producer.
+"""Repeated outages of the only broker, with the bridge and with a plain transactional producer.
 
-Kafka confirms a commit before it has written the markers (docs/failures.md, lost transaction markers). The plain
-producer shows what that costs whoever aborts next under the same id, as it does after each restart.
+Kafka confirms a commit before it writes the markers (docs/failures.md, lost transaction markers). The plain producer
+shows the cost for the next abort under the same id, which it makes after each restart.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ DELAY_MS: Final = ("300", "10000")
 UP_S: Final = 15.0
 AWAY_S: Final = (2, 5, 20)
 CYCLE_S: Final = 35
-"""An outage and what follows it, about: the load lasts for so long, each."""
+"""The approximate length of an outage with its recovery, which determines the length of the load."""
 REST_S: Final = 120
 TRANSACTIONS_S: Final = 1.5
 RECORDS: Final = 10
-"""Of a plain transaction, for each partition."""
+"""The records of a plain transaction for each partition."""
 TOPICS: Final = ("plain-a", "plain-b")
 PARTITIONS: Final = 4
 CALL_S: Final = 15.0
 
 
 def outages(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
-    """Stops and kills in turn, with `--outages` of them."""
+    """Stop and kill the broker in turn, `--outages` times."""
     bridge.start()
     seconds = CYCLE_S * arguments.outages
     count, began_s = RATE * seconds, bridge.clock.monotonic_s()
@@ -51,7 +50,7 @@ def outages(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     number = restarts = 0
     while load.poll() is None:
         pause(UP_S)
-        if not bridge.running:  # as what runs it would
+        if not bridge.running:  # as a supervisor would
             bridge.start()
             restarts += 1
         if bridge.clock.monotonic_s() - began_s < seconds - CYCLE_S:
@@ -74,8 +73,8 @@ def outages(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
 
 
 def plain(bridge: Bridge, restarts: int, report: Report) -> None:
-    """A producer that commits a transaction after the other; after each restart of the broker its next one is
-    aborted."""
+    """A producer that commits one transaction after another, and aborts the first one after each restart of the
+    broker."""
     for name in TOPICS:
         Topics(bridge.bootstrap).create(exactly=name, partitions=PARTITIONS)
     confirmed: list[int] = []
@@ -90,7 +89,7 @@ def plain(bridge: Bridge, restarts: int, report: Report) -> None:
         confirmed += [made for _ in range(3) if (made := transactions.commit()) is not None]
     seen = Counter(int(record.value or 0) for name in TOPICS for record in read_committed(bridge.bootstrap, name))
     whole = RECORDS * PARTITIONS * len(TOPICS)
-    gone = sum(seen[each] != whole for each in confirmed)
+    gone = sum(seen[number] != whole for number in confirmed)
     figure = f"{gone} of {len(confirmed):,}"
     report.add("outages", f"a plain producer: confirmed commits that are gone, over {restarts} restarts", figure)
 
@@ -110,7 +109,7 @@ class PlainTransactions:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """With another producer of the same id, as soon as the brokers take it."""
+        """Go on with another producer of the same id, as soon as the brokers accept it."""
         while True:
             self._producer = Producer(self._properties)
             try:
@@ -130,7 +129,7 @@ class PlainTransactions:
         return self._number
 
     def abort(self) -> None:
-        """One whose records have reached the brokers."""
+        """Abort a transaction whose records have reached the brokers."""
         self._write()
         self._producer.flush(CALL_S)
         self._producer.abort_transaction(CALL_S)
@@ -146,7 +145,7 @@ class PlainTransactions:
 
 @contextmanager
 def breaking(end: Callable[[], None]) -> Iterator[None]:
-    """The broker ends meanwhile, at a moment of chance."""
+    """End the broker inside the context, at a random moment."""
     timer = threading.Timer(TRANSACTIONS_S + 0.2 * random.random(), end)
     timer.start()
     try:

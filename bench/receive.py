@@ -1,7 +1,7 @@
-"""Receive: a process of its own that reads the targets to a number of messages and tells how late they came.
+"""Receive: a separate process that reads a number of messages from the targets, and reports their lateness.
 
-Prints one JSON line: counts, duplicates, early ones, and percentiles (ms) of record timestamp minus due and of
-arrival here minus due.
+It prints one JSON line: counts, duplicates, early messages, and percentiles (ms) of record timestamp minus due time and
+of arrival here minus due time.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from timerstore.clock import SystemClock
 
 FETCHED = 2_000
 POLL_S = 0.002
-"""A longer one would be measured, too: the client waits so long for a batch to fill."""
+"""A longer time-out would affect the measurement: the client waits for a full batch."""
 
 
 def main() -> None:
-    """Read until `--messages` have come or `--seconds` are over; what came before `--skip-until` (epoch ms) is not
-    counted."""
+    """Read until `--messages` have come or `--seconds` are over. Messages due before `--skip-due-before` (epoch ms) do
+    not count."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--isolation", default="read_committed")
     parser.add_argument("--messages", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--skip-due-before", type=int, default=0)
-    parser.add_argument("--windows", nargs="+", default=(), help="name, first and last due time (epoch ms), and again")
-    parser.add_argument("--wait", action="store_true", help="for a line on standard input: the windows, as JSON")
-    parser.add_argument("--from-end", action="store_true", help="without what is there already")
+    parser.add_argument("--windows", nargs="+", default=(), help="name, first and last due time (epoch ms) of each")
+    parser.add_argument("--wait", action="store_true", help="wait for the windows as JSON on standard input")
+    parser.add_argument("--from-end", action="store_true", help="skip existing records")
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     arguments = parser.parse_args()
-    gc.disable()  # its pauses, which grow with what has come, would be measured as lateness
+    gc.disable()  # its pauses, which grow with the messages, would be measured as lateness
     clock = SystemClock()
     consumer = Consumer(
         {
@@ -51,14 +51,14 @@ def main() -> None:
             "log_level": 0,
         }
     )
-    # Not as a member of a group: one that is evicted while the broker is away would read everything again.
+    # Not as a member of a group: a member that is evicted during an outage would read all records again.
     topics = consumer.list_topics().topics
-    partitions = [TopicPartition(name, each) for name in arguments.targets for each in topics[name].partitions]
+    partitions = [TopicPartition(name, number) for name in arguments.targets for number in topics[name].partitions]
     for partition in partitions:
         _, end = consumer.get_watermark_offsets(partition)
         partition.offset = end if arguments.from_end else OFFSET_BEGINNING
     consumer.assign(partitions)
-    origins: list[bytes] = []  # a set would be measured, too, whenever it is made larger
+    origins: list[bytes] = []  # the growth of a set would affect the measurement
     stamped: list[int] = []
     arrived: list[int] = []
     due: list[int] = []
@@ -68,9 +68,7 @@ def main() -> None:
         now_ms = clock.now_ms()
         for message in batch:
             if (error := message.error()) is not None:
-                assert error.code() != KafkaError._AUTO_OFFSET_RESET, (
-                    error
-                )  # brokers may be away: nothing is passed over
+                assert error.code() != KafkaError._AUTO_OFFSET_RESET, error  # brokers may be away: no record is skipped
                 continue
             headers: dict[str, Any] = dict(message.headers() or [])
             origins.append(headers["delay-origin"])
@@ -105,15 +103,15 @@ def main() -> None:
 
 def worst(origins: Sequence[bytes], late_ms: np.ndarray, chosen: np.ndarray) -> dict[str, int]:
     """The largest lateness by partition of the delay topic."""
-    found: dict[str, int] = {}
+    largest_ms: dict[str, int] = {}
     for row in np.flatnonzero(chosen).tolist():
         name = origins[row].decode().rpartition("/")[0]
-        found[name] = max(found.get(name, 0), int(late_ms[row]))
-    return found
+        largest_ms[name] = max(largest_ms.get(name, 0), int(late_ms[row]))
+    return largest_ms
 
 
 def batched(windows: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Name, start and end of each."""
+    """Name, start and end of each window."""
     yield from zip(windows[0::3], windows[1::3], windows[2::3], strict=True)
 
 

@@ -1,4 +1,4 @@
-"""The table of what was measured."""
+"""The table of measurements."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.table import Table
 
 @dataclass(slots=True)
 class Report:
-    """Lines of the table: scenario, figure, value, and what it is compared with."""
+    """Lines of the table: scenario, figure, value, and the value for comparison."""
 
     lines: list[tuple[str, str, str, str]] = field(default_factory=list)
 
     def add(self, scenario: str, figure: str, value: str, compared: str = "") -> None:
-        """One line, shown at once as well."""
+        """Add a line, and print it at once."""
         self.lines.append((scenario, figure, value, compared))
         Console(stderr=True).print(f"{scenario}: {figure} {value}  [{compared}]", highlight=False, markup=False)
 
     def print(self) -> None:
-        """The table."""
+        """Print the table."""
         table = Table(title="delay bridge, measured")
         for column in ("scenario", "figure", "here", "bar (prototype; RocketMQ 5.5)"):
             table.add_column(column)

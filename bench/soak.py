@@ -1,4 +1,4 @@
-"""A long run under load in which the broker goes away three times: memory and lateness, drawn."""
+"""A long run under load with three outages of the broker: charts of memory and lateness."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bench.report import Report
 RATE: Final = 2_000
 DELAY_MS: Final = ("1000", "30000")
 AWAY_S: Final = (5, 20, 90)
-"""The broker is stopped, stopped, and killed for so long: after a quarter, half, and three quarters of the run."""
+"""The outages: two stops and a kill, after a quarter, half, and three quarters of the run."""
 SAMPLE_S: Final = 15.0
 WINDOWS: Final = 60
 POINTS: Final = 20
-"""Of each drawing: the largest value of each stretch."""
+"""The points of each chart: the largest value of each stretch."""
 REST_S: Final = 120
 MIB: Final = 1 << 20
 
 
 def soak(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
-    """`--minutes` at 2,000/s; every message comes once and none early, and memory does not grow."""
+    """`--minutes` at 2,000/s: every message must come once and none early, and memory must not grow."""
     seconds = 60 * arguments.minutes
     count = RATE * seconds
     bridge.start()
@@ -58,10 +58,10 @@ def soak(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
     got: dict[str, Any] = json.loads(reader.communicate()[0])
     exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
     report.add("soak", "received / doubled / early", exact, f"{count:,} / 0 / 0")
-    late = [found["stamped_ms"] for found in got["windows"].values()]
+    late = [window["stamped_ms"] for window in got["windows"].values()]
     for name, key in (("p50", "p50"), ("p99", "p99"), ("the latest", "max")):
-        draw(f"lateness, {name}", "ms, log10", [logarithm(each.get(key, 0)) for each in late], arguments.minutes)
-        quiet = sorted(each[key] for each in late if each)
+        draw(f"lateness, {name}", "ms, log10", [logarithm(late_ms.get(key, 0)) for late_ms in late], arguments.minutes)
+        quiet = sorted(late_ms[key] for late_ms in late if late_ms)
         report.add("soak", f"lateness {name}, median over {WINDOWS} windows", f"{quiet[len(quiet) // 2]:.0f} ms")
     for name, column in (("Python", 0), ("JVM", 1)):
         sizes = [sample[column] for sample in samples]
@@ -75,7 +75,7 @@ def soak(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
 
 @contextmanager
 def resident(bridge: Bridge) -> Iterator[list[tuple[float, float]]]:
-    """Memory of Python and of the JVM in MiB, sampled meanwhile."""
+    """Samples of the memory of Python and of the JVM, in MiB, taken inside the context."""
     samples: list[tuple[float, float]] = []
     closed = threading.Event()
 
@@ -94,7 +94,7 @@ def resident(bridge: Bridge) -> Iterator[list[tuple[float, float]]]:
 
 
 def draw(title: str, unit: str, values: Sequence[float], minutes: int) -> None:
-    """Print a chart that Mermaid draws."""
+    """Print a chart for Mermaid."""
     points = ", ".join(f"{value:.1f}" if value < 10 else f"{value:.0f}" for value in thinned(values))
     print(
         f'```mermaid\nxychart-beta\n  title "{title}"\n  x-axis "minute" 0 --> {minutes}\n'
@@ -103,11 +103,11 @@ def draw(title: str, unit: str, values: Sequence[float], minutes: int) -> None:
 
 
 def thinned(values: Sequence[float]) -> list[float]:
-    """The largest of each of `POINTS` stretches, of a value or more."""
+    """The largest values of `POINTS` stretches, each with at least one value."""
     edges = [len(values) * point // POINTS for point in range(POINTS + 1)]
     return [max(values[start:end]) for start, end in pairwise(edges) if end > start]
 
 
 def logarithm(value_ms: float) -> float:
-    """Ten times as late is one step up; 1 ms and less is none."""
+    """The decimal logarithm of a lateness; 0 for 1 ms and less."""
     return math.log10(max(1.0, value_ms))
