@@ -52,14 +52,13 @@ from tests.entries import table_of
 from tests.manual_clock import ManualClock
 from tests.model.scripted_kafka import Kafka, Open, Record
 from tests.model.scripted_producer import ScriptedProducer
+from tests.model.stores import ModelStores, State, open_stores
 from tests.unit.timerstore.entries import gather
 from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits
-from timerstore.operations import recovery
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import AT_MIN
 from timerstore.rows.sources import NamedPosition, SourceName
-from timerstore.store import TimerStore
 
 DENIED: Final = frozenset(
     code for code, means in MEANINGS.items() if means.fault in (Fault.CREDENTIALS, Fault.FORBIDDEN)
@@ -169,7 +168,7 @@ class Chosen(dict[tuple[SourceName, int], str]):
 IDENTITY = Identity(cluster_id="cluster", topic_ids={DELAY: "a"})
 
 
-class SteppedStore(TimerStore):
+class SteppedStore(ModelStores):
     """Whose `wait` moves the clock."""
 
     pass_ms: Callable[[float], None]
@@ -347,16 +346,17 @@ class DispatchRig:
         """Another store, for the partitions that are ours now (on these states: None: Kafka's); the dispatcher goes
         on."""
         states = states or self._planned(self.owned)
-        store = SteppedStore.open(
-            recovery.find(self.directory / "store", IDENTITY, self.clock.now_ms()),
-            partitions=SOURCES,
-            committed={name: (state.offset, state.position) for name, state in states.items()},
-            frozen={name: state.frozen for name, state in states.items()},
+        self.store = open_stores(
+            SteppedStore,
+            self.directory / "store",
+            IDENTITY,
+            SOURCES,
+            _progress(states),
+            log_starts={},
+            cuts={},
             now_ms=self.clock.now_ms(),
             limits=LIMITS,
         )
-        assert isinstance(store, SteppedStore)
-        self.store = store
         self.store.pass_ms = self.pass_ms
         resume = {name: offset or 0 for name, offset in self.store.resume_offsets().items()}
         self.store.start_at(resume, {name: len(self.kafka.logs[name]) for name in resume})
@@ -398,23 +398,19 @@ class DispatchRig:
             self.dispatcher.quiesce()
             if self.dispatcher.state in AT_WORK:
                 self.dispatcher._life.advance(Event.HOLD)
-            self.store.assignment.give_up(gone, self.clock.now_ms())
-            assert self.store.assignment.settle()
+            self.store.leave(gone, self.clock.now_ms())
             self.revocations += 1
             self.dispatcher.go_on_without(gone, self.revocations)
         self.owned = set(owned)
         if come:
             states = self._planned(come)
-            committed = {name: (state.offset, state.position) for name, state in states.items()}
-            frozen = {name: state.frozen for name, state in states.items()}
             starts = dict.fromkeys(come, 0)
-            resume = self.store.assignment.resume_offsets(committed, frozen, starts)
+            resume = self.store.coming(_progress(states), starts, {})
             assert resume is not None, "nothing else commits for them"
             self.dispatcher.expect(states, self.log_ends(come))
-            arrival = self.store.assignment.arrival(committed, frozen)
             offsets = {name: offset or 0 for name, offset in resume.items()}
             ends = {name: len(self.kafka.logs[name]) for name in come}
-            self.store.assignment.join(arrival, starts, offsets, ends, self.clock.now_ms())
+            self.store.come(_progress(states), starts, {}, offsets, ends, self.clock.now_ms())
             self.followed += 1
 
     def _is_up_to_date(self) -> bool:
@@ -531,9 +527,9 @@ class DispatchRig:
         returned, after it has been started again; what must not end it is raised."""
         self.ingest()
         now_ms = self.clock.now_ms()
-        window = self.store.wheel.next_window(now_ms)
-        if window is not None:
-            self.store.wheel.admit(window, gather(window))
+        loading = self.store.next_loading(now_ms)
+        if loading is not None:
+            self.store.admit(loading, gather(loading.window))
         try:
             self.dispatcher._step()
         except (FencedError, EnvironmentFailure) as error:
@@ -710,6 +706,12 @@ class DispatchRig:
         """Rows of our partitions that no commit has finished yet."""
         for name in self.owned:
             yield from (row for row in self._decoded(name) if (name, row.offset) not in self.finished)
+
+
+def _progress(states: Mapping[SourceName, CommittedState]) -> dict[SourceName, State]:
+    return {
+        name: State(offset=state.offset, frozen=state.frozen, written=state.position) for name, state in states.items()
+    }
 
 
 def is_next(record: Record) -> bool:

@@ -191,14 +191,14 @@ class DispatchMachine(RuleBasedStateMachine):
     def partitions_come_and_go(self, owned: set[Any], is_flushed: bool) -> None:
         """While the store is open, between two transactions."""
         if is_flushed:
-            self.rig.store.maintenance.flush(self.rig.clock.now_ms())
+            self.rig.store.flush(self.rig.clock.now_ms())
         self.guarded(lambda: self.rig.follow(owned))
         self.deliver(1)
 
     @rule(is_flushed=st.booleans(), is_lost=st.booleans())
     def the_process_dies(self, is_flushed: bool, is_lost: bool) -> None:
         if is_flushed:
-            self.rig.store.maintenance.flush(self.rig.clock.now_ms())
+            self.rig.store.flush(self.rig.clock.now_ms())
         if is_lost:
             self.rig.store.close()
             shutil.rmtree(self.rig.directory / "store")

@@ -40,8 +40,20 @@ import timerstore.cancels.tombstones
 import timerstore.log.segment
 import timerstore.operations.find
 import timerstore.operations.timer_wheel
+from tests.model.stores import (
+    SCHEMA,
+    Export,
+    Loading,
+    ModelStores,
+    PendingRow,
+    Query,
+    State,
+    View,
+    batch,
+    open_stores,
+)
 from tests.profiles import of_a_machine, timeout_s
-from tests.unit.timerstore.entries import Record, entries
+from tests.unit.timerstore.entries import Record
 from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk.checkpoint import Identity
@@ -50,15 +62,12 @@ from timerstore.limits import Limits
 from timerstore.log.segment import Segment, read_rows
 from timerstore.log.timerlog import Window
 from timerstore.memory.resident import Resident
-from timerstore.memory.sorted_runs import RowRefs, concat
-from timerstore.operations import recovery
-from timerstore.operations.export import SCHEMA, Export
-from timerstore.operations.find import Count, PendingRow, Query
+from timerstore.memory.sorted_runs import concat
+from timerstore.operations.find import Count
 from timerstore.operations.transaction import Transaction
-from timerstore.rows.entry import ENTRY, Kind
-from timerstore.rows.position import AT_MIN, Position
-from timerstore.rows.sources import Cuts, NamedPosition, NamedStep, SourceName
-from timerstore.store import TimerStore
+from timerstore.rows.entry import Kind
+from timerstore.rows.position import AT_MIN
+from timerstore.rows.sources import Cuts, NamedPosition, SourceName
 
 PARTITIONS = [("delay", 0), ("delay", 1), ("retry", 0)]
 IDENTITY = Identity(cluster_id="cluster", topic_ids={"delay": "a", "retry": "b"})
@@ -139,6 +148,14 @@ def key(record: Record) -> Key:
     return record.topic, record.partition, record.offset, record.at_ms == AT_MIN
 
 
+def files_in(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in files_in(directory)}
+
+
 def position_of(record: Record) -> NamedPosition:
     return record.at_ms, record.topic, record.partition, record.offset
 
@@ -174,8 +191,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.torn: set[tuple[str, int, int]] = set()
         """Recurring messages of which it has lost ticks, by origin."""
         self.damaged = False
-        self.committed: dict[SourceName, tuple[int, NamedPosition | None]] = dict.fromkeys(PARTITIONS, (0, None))
-        self.frozen: dict[SourceName, tuple[NamedStep, ...]] = {}
+        self.committed = dict.fromkeys(PARTITIONS, State())
         self.owned = set(PARTITIONS)
         self.output: Counter[Key] = Counter()
         self.calm = 0
@@ -185,11 +201,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.store = TimerStore.open(
-            recovery.find(self.directory / "store", IDENTITY, self.now_ms),
-            partitions=PARTITIONS,
-            committed={name: self.committed[name] for name in self.owned},
-            frozen=self.frozen,
+        self.store = open_stores(
+            ModelStores,
+            self.directory / "store",
+            IDENTITY,
+            PARTITIONS,
+            {name: self.committed[name] for name in self.owned},
             log_starts={name: self.log_starts[name] for name in self.owned},
             cuts=self.cuts,
             now_ms=self.now_ms,
@@ -207,11 +224,11 @@ class StoreMachine(RuleBasedStateMachine):
                 self.buried[name] = 0
         self.inherited = {name: len(self.log[name]) for name in self.ingested}
         self.store.start_at(self.ingested, self.inherited)
-        self.window: Window | None = None
+        self.loading: Loading | None = None
         self.transaction: Transaction | None = None
         self.taken: list[Record] = []
         self.held: set[SourceName] = set()
-        self.joining: set[SourceName] = set()
+        self.joining = set(self.store.coming_up())
 
     @initialize(records=RECORDS, ms=st.integers(0, 30))
     def begin_with_something_pending(self, records: list[Any], ms: int) -> None:
@@ -322,7 +339,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The dispatcher finds the clock behind P: afterwards nothing that is due waits behind what is not (I4)."""
         self.store.step_back(self.now_ms)
         assert not self.store.is_clock_behind(self.now_ms)
-        assert (self.store.state.resident.overtaken.all().at <= self.now_ms).all()
+        assert all((view.resident.overtaken.all().at <= self.now_ms).all() for view in self.store.views())
 
     # ---- enqueue
 
@@ -333,15 +350,15 @@ class StoreMachine(RuleBasedStateMachine):
         """A batch of every partition; sometimes it begins with records that were seen before."""
         if not self.store.has_room():
             return
-        batch: list[Record] = []
+        records: list[Record] = []
         ends: dict[SourceName, int] = {}
         for name in sorted(self.owned):
             log = self.log[name]
             begin = max(self.log_starts[name], self.ingested[name] - replay)
             ends[name] = max(min(len(log), self.ingested[name] + upto), self.ingested[name])
-            batch += [row for rows in log[begin : ends[name]] for row in rows]
+            records += [row for rows in log[begin : ends[name]] for row in rows]
         expected = sum(len(rows) for name in ends for rows in self.log[name][self.ingested[name] : ends[name]])
-        assert self.store.append(entries(batch), ends, self.now_ms) == expected
+        assert self.store.append(batch(records), ends, self.now_ms) == expected
         self.ingested = ends
 
     def ingest_all(self) -> None:
@@ -365,18 +382,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     # ---- dispatcher
 
-    def position(self, record: Record) -> Position:
-        return Position(record.at_ms, self.store.sources.index(record.topic, record.partition), record.offset)
-
     def finished(self, record: Record) -> bool:
-        mine = at_ms, topic, partition, offset = position_of(record)
-        end, position = self.committed[topic, partition]
-        if offset < end and (at_ms == AT_MIN or (position is not None and mine <= position)):
-            return True
-        return any(
-            offset < end and (at_ms == AT_MIN or (at_ms, offset) <= (last_ms, last))
-            for end, last_ms, last in self.frozen.get((topic, partition), ())
-        )
+        return self.committed[record.topic, record.partition].finishes(record.offset, record.at_ms)
 
     def can_begin(self) -> bool:
         return self.transaction is None and self.store.is_caught_up()
@@ -393,7 +400,9 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(is_worth_while)
     @rule(limit=TAKE, is_narrow=st.sampled_from([False, False, True]))
     def begin(self, limit: int, is_narrow: bool = False) -> None:
-        self.transaction, self.open_steps = self.store.begin(only_output=is_narrow), 0
+        if self.joining:
+            self.joined()
+        self.transaction, self.open_steps = self.store.open_loan(self.now_ms, only_output=is_narrow), 0
         self.take(limit)
 
     @precondition(lambda self: self.transaction is None)
@@ -401,7 +410,7 @@ class StoreMachine(RuleBasedStateMachine):
     def hold(self, names: set[SourceName]) -> None:
         """Partitions of the delay topic take nothing, or take something again."""
         self.held = names & self.owned
-        self.store.hold([self.store.sources.index(*name) for name in self.held])
+        self.store.hold_named(self.held)
 
     @precondition(lambda self: self.transaction is None and len(self.owned) > 1)
     @rule(name=st.sampled_from(PARTITIONS), delivers=st.booleans())
@@ -409,8 +418,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Another instance gets a partition; the store stays open, and the others go on."""
         if name not in self.owned:
             return
-        self.store.assignment.give_up([name], self.now_ms)
-        self.store.assignment.settle()
+        self.store.leave([name], self.now_ms)
         # Cancels that were read may be remembered, or not, until they are read again.
         self.rumoured[name] = max(self.rumoured[name], self.known(name))
         for names in (self.owned, self.held, self.joining):
@@ -425,7 +433,7 @@ class StoreMachine(RuleBasedStateMachine):
         added = set(PARTITIONS) - self.owned
         committed = {name: self.committed[name] for name in added}
         starts = {name: self.log_starts[name] for name in added}
-        resume = self.store.assignment.resume_offsets(committed, self.frozen, starts, self.cuts)
+        resume = self.store.coming(committed, starts, self.cuts)
         self.owned = set(PARTITIONS)
         if resume is None:
             self.crash()
@@ -439,9 +447,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.ingested |= offsets
         self.joining |= added
         ends = {name: self.inherited[name] for name in added}
-        cuts = {name: self.cuts.get(name, ()) for name in added}
-        arrival = self.store.assignment.arrival(committed, self.frozen, cuts)
-        self.store.assignment.join(arrival, starts, offsets, ends, self.now_ms)
+        self.store.come(committed, starts, self.cuts, offsets, ends, self.now_ms)
         if self.transaction is None:
             self.joined()
 
@@ -449,8 +455,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def joined(self) -> None:
         """The dispatcher looks whether partitions that have come are read up to their committed O."""
-        names = self.store.assignment.joined(self.store.assignment.arrived())
-        assert set(names) == {name for name in self.joining if self.ingested[name] >= self.committed[name][0]}
+        names = self.store.join()
+        assert set(names) == {name for name in self.joining if self.ingested[name] >= self.committed[name].offset}
         self.joining -= set(names)
         if names:
             self.hold(self.held)
@@ -461,8 +467,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.transaction is not None
         rows = self.transaction.take(self.now_ms, limit)
         payloads = zip(rows.payload.column("key").to_pylist(), rows.payload.column("kind").to_pylist(), strict=True)
-        for source, offset, payload in zip(rows.source.tolist(), rows.offset.tolist(), payloads, strict=True):
-            records = self.log[self.store.sources.name(source)][offset]
+        for name, offset, payload in zip(self.store.sources_of(rows), rows.offset.tolist(), payloads, strict=True):
+            records = self.log[name][offset]
             record = next(row for row in records if row.kind == payload[1])
             assert payload[0] == f"{record.partition}-{record.offset}".encode(), "the payload is not the record's"
             assert record.at_ms <= self.now_ms, "early"
@@ -484,18 +490,13 @@ class StoreMachine(RuleBasedStateMachine):
         transaction = self.transaction
         assert transaction is not None
         before = {key(r) for r in self.rows() if self.finished(r)}
-        for source, progress in transaction.progress().items():
-            name = self.store.sources.name(source)
-            position = self.store.sources.named(progress.position)
-            assert progress.offset >= self.committed[name][0], "O went back"
+        for name, state in self.store.states_after(transaction).items():
+            assert state.offset >= self.committed[name].offset, "O went back"
             assert name not in self.joining, "before it is ingested up to its O"
-            if name in self.held:
-                before_p = self.committed[name][1]
-                assert position is None or (before_p is not None and position <= before_p), (
-                    "P of a held source moved on"
-                )
-            self.committed[name] = (progress.offset, position)
-            self.frozen[name] = self.store.sources.named_steps(progress.frozen)
+            if name in self.held and state.position is not None:
+                before_p = self.committed[name].position
+                assert before_p is not None and state.position <= before_p, "P of a held source moved on"
+            self.committed[name] = state
         after = {key(r): r for r in self.rows() if self.finished(r)}
         assert before <= after.keys()
         taken = set(map(key, self.taken))
@@ -552,15 +553,12 @@ class StoreMachine(RuleBasedStateMachine):
     # ---- maintenance
 
     def can_flush(self) -> bool:
-        resident = self.store.state.resident
-        moves = bool((resident.covered() > resident.stored)[resident.owned].any())
-        leaves = self.store.maintenance._lets_go(self.now_ms)
-        return moves or leaves or self.store.state.cancels.tombstones.memory_rows > 0
+        return any(view.can_flush(self.now_ms, LIMITS.elsewhere_ms) for view in self.store.views())
 
     @precondition(can_flush)
     @rule()
     def flush(self) -> None:
-        self.store.maintenance.flush(self.now_ms)
+        self.store.flush(self.now_ms)
         self.note_buried()
 
     def note_buried(self) -> None:
@@ -570,54 +568,55 @@ class StoreMachine(RuleBasedStateMachine):
             self.rumoured[name] = max(self.rumoured[name], self.buried[name])
 
     def can_reclaim(self) -> bool:
-        store = self.store
-        return bool(store.state.timerlog.finished(store.state.resident.committed, store.state.elsewhere()))
+        return any(view.can_reclaim() for view in self.store.views())
 
     def reclaim(self) -> None:
-        self.store.maintenance.reclaim(self.now_ms)
+        self.store.reclaim(self.now_ms)
 
     @precondition(lambda self: self.can_reclaim() or self.can_load())
     @rule()
     def maintain(self) -> None:
         """A round of the bridge's own loop."""
         self.reclaim()
-        if self.window is None:
+        if self.loading is None:
             self.load()
         if self.can_flush():
             self.flush()
 
-    @precondition(lambda self: len(self.store.state.timerlog) > 1)
+    @precondition(lambda self: any(len(view.segments) > 1 for view in self.store.views()))
     @rule(windows=st.integers(1, 3))
     def compact(self, windows: int) -> None:
         """Some windows of a compaction; what else happens, happens in between."""
         for _ in range(windows):
-            window = self.store.maintenance.compaction_window(self.now_ms)
-            if window is not None:
-                self.store.maintenance.compact(window, self.gather(window))
+            loading = self.store.next_compaction(self.now_ms)
+            if loading is not None:
+                self.store.compact(loading, self.gather(loading.window))
 
     def can_load(self) -> bool:
-        return self.window is None and self.store.state.resident.frontier.at_ms < self.now_ms + HORIZON_MS // 2
+        near_ms = self.now_ms + HORIZON_MS // 2
+        return self.loading is None and any(v.resident.frontier.at_ms < near_ms for v in self.store.views())
 
     @precondition(can_load)
     @rule()
     def begin_gather(self) -> None:
-        self.window = self.store.wheel.next_window(self.now_ms)
-        self.gathered = self.gather(self.window) if self.window is not None else pa.table({})
-        self.flushed_since = set(self.store.state.timerlog)
+        self.loading = self.store.next_loading(self.now_ms)
+        if self.loading is not None:
+            self.gathered = self.gather(self.loading.window)
+            self.flushed_since = set(self.loading.view.segments)
 
-    @precondition(lambda self: self.window is not None)
+    @precondition(lambda self: self.loading is not None)
     @rule()
     def admit(self) -> None:
-        assert self.window is not None
-        resident = self.store.state.resident
-        moved = resident.frontier != self.window.lower
-        newer = set(self.store.state.timerlog) != self.flushed_since
-        admitted = self.store.wheel.admit(self.window, self.gathered)
+        assert self.loading is not None
+        view, window = self.loading.view, self.loading.window
+        moved = view.resident.frontier != window.lower
+        newer = set(view.segments) != self.flushed_since
+        admitted = self.store.admit(self.loading, self.gathered)
         assert admitted or moved or newer
         assert not (admitted and moved)
         if admitted:
-            assert self.window.lower < resident.frontier <= self.window.upper
-        self.window = None
+            assert window.lower < view.resident.frontier <= window.upper
+        self.loading = None
 
     @precondition(can_load)
     @rule(meanwhile=MEANWHILE)
@@ -625,7 +624,7 @@ class StoreMachine(RuleBasedStateMachine):
         """A gather during which much happens."""
         self.begin_gather()
         self.happen(meanwhile)
-        if self.window is not None:
+        if self.loading is not None:
             self.admit()
 
     @precondition(lambda self: self.transaction is None)
@@ -659,15 +658,15 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def load(self) -> None:
         self.begin_gather()
-        if self.window is not None:
+        if self.loading is not None:
             self.admit()
 
-    @precondition(lambda self: len(self.store.state.resident.ready) > 0)
+    @precondition(lambda self: any(len(view.resident.ready) for view in self.store.views()))
     @rule(rows=st.integers(0, 4))
     def retreat(self, rows: int) -> None:
         """The ready rows gives rows back, as when ingest has overfilled it."""
-        with self.store.state.lock:
-            self.store.state.resident.retreat_frontier(rows * ROW_BYTES, self.store.state.floor())
+        for view in self.store.views():
+            view.retreat(rows * ROW_BYTES)
 
     # ---- http
 
@@ -818,7 +817,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Kafka deletes what nothing pending needs: the retention is longer than any of it takes."""
         for name, log in self.log.items():
             needed = [min(row.offset, row.origin_offset) for rows in log for row in rows if not self.finished(row)]
-            upto = min([self.committed[name][0], self.ingested.get(name, len(log)), *needed])
+            upto = min([self.committed[name].offset, self.ingested.get(name, len(log)), *needed])
             self.log_starts[name] = max(self.log_starts[name], upto)
 
     def cut(self, name: SourceName, step: int) -> None:
@@ -833,12 +832,11 @@ class StoreMachine(RuleBasedStateMachine):
             if row.schedule is not None and row.tick > 1:
                 self.torn.add((*name, row.origin_offset))
         self.excused |= {key(r) for rows in log for r in rows if self.finished(r) and key(r) not in self.output}
-        offset, position = self.committed[name]
-        if at < offset:
-            steps = self.frozen.get(name, ())
+        if at < self.committed[name].offset:
+            steps = self.committed[name].frozen
             crossing = [(at, at_ms, o) for end, at_ms, o in steps if end >= at][:1]
-            self.frozen[name] = (*(step for step in steps if step[0] < at), *crossing) if at else ()
-            self.committed[name] = at, position
+            frozen = (*(step for step in steps if step[0] < at), *crossing) if at else ()
+            self.committed[name] = replace(self.committed[name], offset=at, frozen=frozen)
         known = self.cuts.get(name, ())
         lower = tuple(each for each in known if each[1] < at)
         self.cuts[name] = (*lower, (known[-1][0] + 1 if known else 1, at))
@@ -851,7 +849,7 @@ class StoreMachine(RuleBasedStateMachine):
         """A start fails for the volume, and leaves every file as it is."""
         self.store.close()
         where = self.directory / "store"
-        before = {path.name: path.read_bytes() for path in where.iterdir()}
+        before = contents(where)
         what = ["pathlib.Path.read_text", "pathlib.Path.open", "pyarrow.parquet.read_metadata", "mmap.mmap"][step % 4]
         with (
             mock.patch(what, side_effect=OSError(errno.EIO, "Input/output error")),
@@ -860,16 +858,15 @@ class StoreMachine(RuleBasedStateMachine):
             self.open()
             self.store.close()
             return self.open()
-        assert before == {path.name: path.read_bytes() for path in where.iterdir()}
+        assert contents(where) == before
         return self.open()
 
     def damage(self, step: int) -> None:
         """A bit of a file flips while the process is down: the others are kept, and Kafka has the rest."""
-        files = self.store.state.checkpoint
-        named = [*(segment.name for segment in files.segments), *(cancels.name for cancels in files.tombstones)]
+        named = list(self.store.named_files(self.directory / "store"))
         self.store.close()
         if named:
-            path = self.directory / "store" / named[step % len(named)]
+            path = named[step % len(named)]
             content = bytearray(path.read_bytes())
             content[-30] ^= 1
             path.write_bytes(content)
@@ -883,19 +880,18 @@ class StoreMachine(RuleBasedStateMachine):
             "tombstones": timerstore.cancels.tombstones,
             "checkpoint": checkpoints,
         }
-        state, resident = self.store.state, self.store.state.resident
-        runs = [*resident.ready, *resident.memtable, *resident.withheld, state.rows_on_loan()]
+        views = self.store.views()
         fails = {
-            "segment": len(self.store.maintenance._unstored(runs, resident.covered())),
-            "tombstones": self.store.state.cancels.tombstones.memory_rows,
+            "segment": any(view.unstored() for view in views),
+            "tombstones": any(view.state.cancels.tombstones.memory_rows for view in views),
             "checkpoint": True,
         }
-        before = sorted(path.name for path in (self.directory / "store").iterdir())
+        before = files_in(self.directory / "store")
         with mock.patch.object(modules[what], "write", side_effect=DiskFull("full")):
             if fails[what]:
                 with pytest.raises(DiskFull):
-                    self.store.maintenance.flush(self.now_ms)
-                assert before == sorted(path.name for path in (self.directory / "store").iterdir())
+                    self.store.flush(self.now_ms)
+                assert before == files_in(self.directory / "store")
 
     def die_in_flush(self, step: int) -> None:
         """The process dies after a numbered step: 1 (nothing is written), 2 (a segment), 3 (and tombstones, without a
@@ -907,10 +903,10 @@ class StoreMachine(RuleBasedStateMachine):
             (Resident, "mark_stored"),
             (timerstore.cancels.tombstones.Tombstones, "stored"),
         ][step - 1]
-        before = self.store.state.checkpoint
+        before = [view.state.checkpoint for view in self.store.views()]
         with mock.patch.object(owner, function, side_effect=Death), contextlib.suppress(Death):
-            self.store.maintenance.flush(self.now_ms)
-        if self.store.state.checkpoint is not before:
+            self.store.flush(self.now_ms)
+        if any(view.state.checkpoint is not known for view, known in zip(self.store.views(), before, strict=True)):
             self.note_buried()
         self.crash()
 
@@ -924,15 +920,19 @@ class StoreMachine(RuleBasedStateMachine):
         rows = [r for records in self.log[name] for r in records]
         due = [r for r in rows if r.at_ms <= self.now_ms and not self.finished(r)]
         if delivers and due:
-            last = max(map(position_of, due))
-            position = max(last, self.committed[name][1] or last)
-            if any(position_of(r) <= position and r.at_ms > self.now_ms for r in rows):
+            before = self.committed[name]
+            last = max((r.at_ms, r.offset) for r in due)
+            position = max(last, before.position or last)
+            if any((r.at_ms, r.offset) <= position and r.at_ms > self.now_ms for r in rows):
                 # The clock has stepped back below P: what is not due stops O, too intricate for this stand-in.
                 return
             output = [r for r in due if not self.covered(r, len(self.log[name]))]
             self.output.update(map(key, output))
-            self.committed[name] = (len(self.log[name]), position if last[0] > AT_MIN else self.committed[name][1])
-            self.frozen[name] = tuple(s for s in self.frozen.get(name, ()) if (s[1], *name, s[2]) > position)
+            after = State.at(name, len(self.log[name]), position)
+            if last[0] == AT_MIN:
+                after = replace(before, offset=len(self.log[name]))
+            frozen = tuple(step for step in before.frozen if step[1:] > position)
+            self.committed[name] = replace(after, frozen=frozen)
             for record in output:
                 if record.schedule is not None:
                     self.copy(record)
@@ -947,13 +947,8 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def every_pending_record_is_in_one_place(self) -> None:
         """Resident or handed out, or beyond the frontier in one segment; and nothing else is resident."""
-        store, resident = self.store, self.store.state.resident
-        handed_out = store.state.rows_on_loan()
-        rows = [
-            (*store.sources.name(source), offset, at == AT_MIN)
-            for part in (*self.residents(), handed_out)
-            for source, offset, at in zip(part.source.tolist(), part.offset.tolist(), part.at.tolist(), strict=True)
-        ]
+        views = self.store.views()
+        rows = [place for view in views for place in view.places(*view.holders(), view.state.rows_on_loan())]
         assert len(rows) == len(set(rows)), "twice in memory"
         unfinished = {
             key(r): r
@@ -963,33 +958,27 @@ class StoreMachine(RuleBasedStateMachine):
             if not self.finished(r)
         }
         assert set(rows) <= unfinished.keys(), "resident, but not pending"
-        stored = Counter(k for segment in store.state.timerlog for k in self.keys_of(segment))
+        stored = Counter(k for view in views for segment in view.segments for k in self.keys_of(view, segment))
         assert all(count == 1 for count in stored.values()), "in two segments"
         here, taken = set(rows), set(map(key, self.taken))
+        view_of = {name: view for view in views for name in view.names}
         for k, record in unfinished.items():
-            position = self.position(record)
+            view, place = view_of[k[:2]], (k[:2], record.at_ms, record.offset)
             if k not in here:
-                is_held = (
-                    k[:2] in self.held | self.joining
-                    and position > self.store.state.resident.committed[position.source].position
-                )
-                is_there = k in stored and (position > resident.frontier or is_held)
+                is_there = k in stored and (view.is_beyond(*place) or view.is_left_on_disk(*place))
                 assert is_there or self.perhaps_covered(record), "lost"  # a compaction leaves the latter out
-            elif position > resident.frontier and k not in taken:
+            elif k not in taken and view.is_beyond(*place):
                 assert k not in stored, "in memory and in a segment beyond the frontier: would be loaded twice"
-
-    def residents(self) -> list[RowRefs]:
-        resident = self.store.state.resident
-        return [resident.ready.all(), resident.memtable.all(), resident.overtaken.all(), resident.withheld.all()]
 
     @invariant()
     def rows_are_where_they_belong(self) -> None:
         """P <= L; ready rows lie in (P, L], the memtable's beyond L."""
-        resident = self.store.state.resident
-        assert resident.position <= resident.frontier
-        assert not resident.ready.all().at_or_below(resident.position).any()
-        assert resident.ready.all().at_or_below(resident.frontier).all()
-        assert not resident.memtable.all().at_or_below(resident.frontier).any()
+        for view in self.store.views():
+            resident = view.resident
+            assert resident.position <= resident.frontier
+            assert not resident.ready.all().at_or_below(resident.position).any()
+            assert resident.ready.all().at_or_below(resident.frontier).all()
+            assert not resident.memtable.all().at_or_below(resident.frontier).any()
 
     @invariant()
     def pending_gauge_is_exact(self) -> None:
@@ -1010,30 +999,30 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def bytes_are_exact(self) -> None:
-        resident = self.store.state.resident
-        for rows, count in (
-            (resident.ready.all(), resident.ready.bytes),
-            (concat([resident.memtable.all(), resident.withheld.all()]), resident.memtable_bytes),
-            (resident.overtaken.all(), resident.overtaken.bytes),
-        ):
-            assert resident.chunks.bytes_of(rows.chunk) == count
-        total = sum(map(len, self.residents())) + len(self.store.state.rows_on_loan())
-        assert resident.chunks.live_rows() == total
+        for view in self.store.views():
+            resident = view.resident
+            ready, memtable, overtaken, *others = view.holders()
+            for rows, count in (
+                (ready, resident.ready.bytes),
+                (concat([memtable, *others]), view.memtable_bytes),
+                (overtaken, resident.overtaken.bytes),
+            ):
+                assert resident.chunks.bytes_of(rows.chunk) == count
+            total = sum(map(len, view.holders())) + len(view.state.rows_on_loan())
+            assert resident.chunks.live_rows() == total
 
     def rows_of(self, segment: Segment) -> pa.Table:
         """What a segment holds, read once: segments are immutable (a number is used again only after a crash)."""
-        name = f"{segment.path.name}-{segment.named.crc}"
+        name = f"{segment.path}-{segment.named.crc}"
         if name not in self.segment_rows:
-            self.segment_rows[name] = read_rows(segment).cast(ENTRY)
+            self.segment_rows[name] = read_rows(segment)
         return self.segment_rows[name]
 
-    def keys_of(self, segment: Segment) -> list[Key]:
+    def keys_of(self, view: View, segment: Segment) -> list[Key]:
         """Of what it holds; likewise."""
-        name = f"{segment.path.name}-{segment.named.crc}"
+        name = f"{segment.path}-{segment.named.crc}"
         if name not in self.segment_keys:
-            columns = ("topic", "partition", "offset", "at")
-            rows = zip(*(self.rows_of(segment).column(each).to_pylist() for each in columns), strict=True)
-            self.segment_keys[name] = [(*place, at == AT_MIN) for *place, at in rows]
+            self.segment_keys[name] = view.places_of(self.rows_of(segment))
         return self.segment_keys[name]
 
     def gather(self, window: Window) -> pa.Table:
@@ -1061,7 +1050,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert all(self.covered(r) for r in self.rows() if key(r) not in self.output.keys() | self.excused), "lost"
             self.ticks_have_no_gaps()
             assert self.store.stats().pending == 0
-            assert len(self.store.state.resident.chunks) == 0
+            assert not any(len(view.resident.chunks) for view in self.store.views())
         finally:
             timerstore.log.segment.ROW_GROUP_ROWS = self.row_group_rows
             self.patches.close()
@@ -1084,27 +1073,27 @@ class StoreMachine(RuleBasedStateMachine):
 
     def drain(self) -> None:
         """Ample limits: what could be lost or doubled by small ones has happened before."""
-        self.store.state.limits = Limits(flush_interval_ms=200)
+        self.store.set_limits(Limits(flush_interval_ms=200))
         for _ in range(60):
             self.pass_time(50)
             self.ingest_all()
             self.joined()
             if self.store.is_clock_behind(self.now_ms):
                 self.step_back()
-            if self.window is not None:
+            if self.loading is not None:
                 self.admit()
             if self.can_load():
                 self.load()
             if self.is_worth_while():
                 self.deliver([1_000, 1_000])
-            if self.store.maintenance.flush_due(self.now_ms):
+            if self.store.flush_due(self.now_ms):
                 self.flush()
             self.compact(3)
-            self.store.maintenance.reclaim(self.now_ms)
-            if self.is_done() and len(self.store.state.timerlog) == len(self.store.state.resident.chunks) == 0:
+            self.store.reclaim(self.now_ms)
+            if self.is_done() and not any(view.segments or len(view.resident.chunks) for view in self.store.views()):
                 return
         assert self.is_done(), "never delivered"
-        assert len(self.store.state.timerlog) == 0, "finished segments were not reclaimed"
+        assert not any(view.segments for view in self.store.views()), "finished segments were not reclaimed"
 
 
 @pytest.mark.fault("crashes, lost and damaged files, full disks, in any order")
