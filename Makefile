@@ -5,7 +5,7 @@
 #   make bench [BENCH_ARGS=...]         measurements
 #   make check [PYTEST_ARGS=...]        lint, and every test that needs no broker, JVM or browser: a minute
 #   make nightly                        the state machines of tests/model, for hours; what waits for minutes
-#   make lint                           format, lint, types
+#   make lint                           format, lint, types, prose
 #   make lock                           the lock files anew: all packages, those of the image, the connector's jars
 #   make image [IMAGE_ARGS=...]         the container image, with docker
 #   make audit [AUDIT_ARGS=--lenient]   known vulnerabilities of what the image holds
@@ -105,6 +105,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES)
+	$(BIN)/python -m dev.prose
 
 format: install
 	$(BIN)/ruff check --fix-only --select I .
