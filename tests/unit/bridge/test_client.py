@@ -232,7 +232,7 @@ sys.meta_path.insert(0, Nothing())
 {statement}
 """
 HEAVY: Final = (
-    *("pyspark", "py4j", "pyarrow", "numpy", "pydantic", "pydantic_settings", "yaml"),
+    *("pyspark", "py4j", "pyarrow", "numpy", "pydantic", "yaml"),
     *("structlog", "typer", "rich", "prometheus_client"),
 )
 
