@@ -110,7 +110,7 @@ names none itself. A certificate may lack the pods' names, and a bridge takes 64
 {{- divf (mulf $number (get $kibi $unit)) 1024.0 | floor | int64 }}
 {{- end }}
 
-{{- /* What no schema can say. */}}
+{{- /* Checks beyond the schema. */}}
 {{- define "delay-bridge.validate" -}}
 {{- $config := include "delay-bridge.config" . | fromYaml }}
 {{- if not (index $config.kafka.common "bootstrap.servers") }}
@@ -149,7 +149,7 @@ names none itself. A certificate may lack the pods' names, and a bridge takes 64
 {{- end }}
 {{- end }}
 
-{{- /* What the bridge and the test pod mount alike. */}}
+{{- /* Common mounts of the bridge and the test pod. */}}
 {{- define "delay-bridge.mounts" -}}
 - name: config
   mountPath: /etc/delay-bridge/bridge.yaml
@@ -213,7 +213,7 @@ names none itself. A certificate may lack the pods' names, and a bridge takes 64
 {{- end }}
 {{- end }}
 
-{{- /* Which series are of this release: Prometheus Operator's monitors add namespace and pod. */}}
+{{- /* Selector of the series of this release: Prometheus Operator's monitors add namespace and pod. */}}
 {{- define "delay-bridge.series" -}}
 {{- printf "namespace=%q, pod=~%q" .Release.Namespace (printf "%s-[0-9]+" (include "delay-bridge.fullname" .)) }}
 {{- end }}
