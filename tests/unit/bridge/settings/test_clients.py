@@ -109,7 +109,7 @@ def test_the_consumer_is_a_static_member_that_only_reads_what_is_committed() -> 
 
 
 def test_spark_reads_committed_records_whatever_the_user_says() -> None:
-    """Design, section 3: rolls of an aborted transaction must not be seen."""
+    """Rolls of an aborted transaction must not be seen."""
     options = java(settings(kafka={"consumer": {"fetch.min.bytes": "1", "client.rack": "r"}}))
     assert options["kafka.isolation.level"] == "read_committed"
     assert options["kafka.bootstrap.servers"] == "127.0.0.1:1"

@@ -1,4 +1,4 @@
-"""Segments are merged and rewritten: few files, no dead weight, nothing lost (design, section 4)."""
+"""Segments are merged and rewritten: few files, no dead weight, nothing lost."""
 
 from __future__ import annotations
 
