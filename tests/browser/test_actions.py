@@ -42,9 +42,9 @@ def ask_for(page: Page, action: str) -> Locator:
 
 
 def counted(page: Page) -> str:
-    """How many the dialog says that fit, once it has counted them."""
+    """The number of matches that the dialog shows after its count."""
     status = dialog(page).get_by_role("status")
-    expect(status).to_contain_text(re.compile(r"\d.* fits?\."))
+    expect(status).to_contain_text(re.compile(r"\d.* match(es)?\."))
     return status.inner_text().split()[0]
 
 
@@ -157,7 +157,7 @@ def test_all_that_fit_are_cancelled(chromium: Browser) -> None:
     with looking(chromium, there, "/messages?target=orders&state=waiting", is_writable=True) as (page, complaints):
         number = sum(row.target == "orders" and row.state is PendingState.WAITING for row in there.store.rows)
         button = ask_for(page, "Cancel …")
-        expect(dialog(page).get_by_role("status")).to_have_text(f"{number} messages fit.")
+        expect(dialog(page).get_by_role("status")).to_have_text(f"{number} messages match.")
         expect(dialog(page).get_by_role("list", name="Filters")).to_have_text("target ordersstate waiting")
         expect(button).to_be_disabled()
         typed = dialog(page).get_by_label("to confirm")
@@ -173,7 +173,7 @@ def test_all_that_fit_are_cancelled(chromium: Browser) -> None:
         )
         assert sum(len(order.origins) for order in dispatcher(there).sent) == number
         dialog(page).get_by_role("button", name="Close").click()
-        expect(page.locator("main")).to_contain_text("No message fits.")
+        expect(page.locator("main")).to_contain_text("No message matches.")
         assert not complaints, complaints
 
 
@@ -207,7 +207,7 @@ def test_without_a_filter_all_are_meant(chromium: Browser) -> None:
         assert {order.due_ms for order in dispatcher(there).sent} == {1_801_470_600_000}
         dialog(page).get_by_role("status").get_by_role("link", name="195").click()
         expect(dialog(page)).not_to_be_visible()
-        expect(page.locator("caption")).to_contain_text("195 messages fit")
+        expect(page.locator("caption")).to_contain_text("195 matching messages")
         assert not complaints, complaints
 
 
@@ -223,7 +223,7 @@ def test_what_takes_long_can_be_stopped(chromium: Browser) -> None:
         button.click()
         expect(dialog(page).get_by_role("progressbar")).to_be_visible()
         dialog(page).get_by_role("button", name="Stop").click()
-        expect(dialog(page).get_by_role("alert")).to_have_text("Stopped: what was done stays done.")
+        expect(dialog(page).get_by_role("alert")).to_have_text("Stopped. Finished parts stay finished.")
         dialog(page).get_by_role("button", name="Close").click()
         expect(dialog(page)).not_to_be_visible()
 
@@ -292,11 +292,11 @@ def test_dead_letters_that_would_be_rejected_again_stay(chromium: Browser) -> No
     with looking(chromium, bridge(), "/dead-letters?reason=bad-until", is_writable=True) as (page, complaints):
         button = ask_for(page, "Redrive …")
         expect(dialog(page).get_by_role("status")).to_have_text(
-            "0 dead letters fit. 14 more would be rejected again as they are."
+            "0 dead letters match. 14 more would be rejected again."
         )
         expect(button).to_be_disabled()
         page.get_by_label("Due at once").check()
-        expect(dialog(page).get_by_role("status")).to_have_text("14 dead letters fit.")
+        expect(dialog(page).get_by_role("status")).to_have_text("14 dead letters match.")
         dialog(page).get_by_label("to confirm").fill("14")
         button.click()
         expect(dialog(page).get_by_role("status")).to_have_text("14 gone back.")

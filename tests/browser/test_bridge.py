@@ -163,4 +163,4 @@ def test_a_schedule_is_run_paused_and_resumed(
         acted("Resume", "It goes on.")
         expect(row).to_contain_text("in 59 min", timeout=SEEN_MS)
         acted("Cancel", "It is cancelled, and will not be delivered.")
-        expect(page.locator("main")).to_contain_text("No message that comes again fits.", timeout=SEEN_MS)
+        expect(page.locator("main")).to_contain_text("No recurring message matches.", timeout=SEEN_MS)

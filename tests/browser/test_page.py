@@ -46,12 +46,14 @@ def test_filters_are_the_address(chromium: Browser) -> None:
     """What is asked for is in the address; that address shows the same again, and back leads to what was before."""
     wanted = [row for row in orders() if row.target == "orders" and row.state is PendingState.WAITING]
     with looking(chromium, bridge(), "/messages") as (page, complaints):
-        expect(page.locator("caption")).to_contain_text(f"{sum(r.state in PENDING for r in orders())} messages fit")
+        expect(page.locator("caption")).to_contain_text(
+            f"{sum(r.state in PENDING for r in orders())} matching messages"
+        )
         page.get_by_label("Target").fill("orders")
         page.get_by_label("waiting").check()
         page.get_by_role("button", name="Filter").click()
         expect(page).to_have_url(re.compile(r"/messages\?target=orders&state=waiting$"))
-        expect(page.locator("caption")).to_contain_text(f"{len(wanted)} messages fit")
+        expect(page.locator("caption")).to_contain_text(f"{len(wanted)} matching messages")
         page.reload()
         expect(page.get_by_label("Target")).to_have_value("orders")
         expect(page.get_by_label("waiting")).to_be_checked()
@@ -87,7 +89,7 @@ def test_a_filter_that_is_wrong_says_so(chromium: Browser) -> None:
         expect(page.get_by_role("alert")).to_contain_text("TOPIC/PARTITION/OFFSET")
         page.get_by_label("Origin").fill("delay/0/5")
         page.get_by_label("Origin").press("Enter")
-        expect(page.locator("main")).to_contain_text("No message fits.")
+        expect(page.locator("main")).to_contain_text("No message matches.")
         page.get_by_role("link", name="Remove this filter: comes up before").click()
         expect(page.locator(rows)).to_have_count(1)
 
@@ -143,12 +145,12 @@ def test_numbers_of_the_overview_are_those_of_their_lists(chromium: Browser) -> 
     calm.paused.put("well", paused=True)
     with looking(chromium, calm) as (page, complaints):
         tile = page.locator("a.tile", has_text="Overdue")
-        expect(tile).to_contain_text("but for those that are retried")
+        expect(tile).to_contain_text("apart from retried messages")
         tile = page.locator("a.tile", has_text="Retrying")
         retrying = int(tile.locator("strong").inner_text())
         assert retrying == 5
         tile.click()
-        expect(page.locator("caption")).to_contain_text(f"{retrying} messages fit")
+        expect(page.locator("caption")).to_contain_text(f"{retrying} matching messages")
         expect(page.locator(rows)).to_have_count(retrying)
         page.go_back()
         tile = page.locator("a.tile", has_text="Targets failing")
@@ -221,7 +223,7 @@ def test_a_record_can_be_copied_and_downloaded(chromium: Browser) -> None:
     """Its place and its value; and all letters that fit, as the API has them."""
     permissions = ["clipboard-read", "clipboard-write"]
     with looking(chromium, bridge(), "/dead-letters/delay.dlt/0/69", permissions=permissions) as (page, complaints):
-        page.get_by_role("button", name="Copy its place").click()
+        page.get_by_role("button", name="Copy the place").click()
         expect(page.get_by_role("button", name="Copied")).to_be_visible()
         assert page.evaluate("navigator.clipboard.readText()") == "delay.dlt/0/69"
         with page.expect_download() as found:

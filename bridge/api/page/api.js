@@ -1,4 +1,4 @@
-// Asks the API. Every answer is JSON; what it refuses, it explains (RFC 9457).
+// Asks the API. Every answer is JSON; a refusal has its reason (RFC 9457).
 
 import { outer } from "./base.js";
 
@@ -21,10 +21,10 @@ export async function ask(path, parameters, signal) {
   return json(await request(`${path}${query && "?"}${query}`, { cache: "no-store", signal }));
 }
 
-// Has the bridge do something. A page from elsewhere cannot send the header that the bridge asks for.
+// Requests an action. A page from elsewhere cannot send the header that the bridge requires.
 export const act = async (path, body, signal) => json(await post(path, body, signal));
 
-// The same for much, which tells how far it is: `tell` is called with each line. Returns the last one.
+// The same for an action with progress: `tell` is called with each line. Returns the last one.
 export async function follow(path, body, tell, signal) {
   const answer = await post(path, body, signal);
   if (!answer.ok) return json(answer);
@@ -40,7 +40,7 @@ export async function follow(path, body, tell, signal) {
   return last;
 }
 
-// What `work` finds, or what the bridge does not accept in the address, as `refused`.
+// The result of `work`; or `refused`, the bridge's objection to the address.
 export async function answered(work) {
   try {
     return await work();
@@ -60,7 +60,7 @@ const post = (path, body, signal) =>
 
 const request = (path, options) => heard(fetch(outer(`/api/v1/${path}`), options));
 
-// Where the network fails, browsers say TypeError, as for a mistake of the page.
+// Browsers report a failing network as TypeError, like a mistake of the page.
 const heard = (answer) =>
   answer.catch((error) => {
     throw error instanceof TypeError ? new Silent() : error;

@@ -1,4 +1,4 @@
-// The page: the view of the address, shown again every few seconds while it can be seen.
+// The page: the view of the address, refreshed every few seconds while it is visible.
 
 import { install } from "./actions.js";
 import { ask, Refused, Silent } from "./api.js";
@@ -14,7 +14,7 @@ import * as overview from "./views/overview.js";
 import * as schedules from "./views/schedules.js";
 import * as targets from "./views/targets.js";
 
-// Longer where an answer takes long, so that a page never costs the bridge more than a twentieth of a core.
+// Longer after a slow answer, so that a page never costs the bridge more than a twentieth of a core.
 const INTERVAL_MS = 5_000;
 const REST = 20;
 const COPIED_MS = 2_000;
@@ -94,7 +94,7 @@ function tell(summary) {
   patch(at("state"), [el("span", { class: `dot ${level}` }), ` ${summary.phase}${reader} · ${clock(summary.now)}`]);
   const reasons = summary.reasons.map((each) => el("p", { class: level }, foreign(each)));
   if (summary.disk.full) reasons.push(el("p", { class: "bad" }, "The disk is full: a segment waits for room."));
-  for (const each of summary.incomplete ?? []) reasons.push(el("p", { class: "warn" }, foreign(each), " does not answer: what it has is left out."));
+  for (const each of summary.incomplete ?? []) reasons.push(el("p", { class: "warn" }, foreign(each), " does not answer: its messages are missing here."));
   patch(at("notice"), reasons);
 }
 
@@ -103,7 +103,7 @@ function fail(error) {
   if (!isKnown) console.error(error);
   at("main").classList.add("stale");
   patch(at("state"), [el("span", { class: "dot bad" }), " no answer"]);
-  patch(at("notice"), [el("p", { class: "bad" }, foreign(isKnown ? error.message : FAULT), shown ? " What is shown is older." : "")]);
+  patch(at("notice"), [el("p", { class: "bad" }, foreign(isKnown ? error.message : FAULT), shown ? " The view is not up to date." : "")]);
 }
 
 function go(url) {
@@ -130,7 +130,7 @@ document.addEventListener("click", async (event) => {
     await navigator.clipboard.writeText(button.dataset.copy);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "The browser does not allow it: select the text";
+    button.textContent = "The browser does not allow this: select the text";
   }
   setTimeout(() => (button.textContent = label), COPIED_MS);
 });

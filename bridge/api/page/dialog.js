@@ -1,4 +1,4 @@
-// The one dialog: it says what will be done, does it when it is told to, and says what has happened.
+// The dialog: it describes an action, performs it on confirmation, and shows the result.
 
 import { Refused, Silent } from "./api.js";
 import { el } from "./dom.js";
@@ -14,8 +14,8 @@ export class Question {
   #act;
   #close = el("button", { type: "button" }, "Close");
 
-  // `fields` are labels with an input each, `changed` is called when a box is ticked; `perform` does what is asked, and
-  // returns what to say of it.
+  // `fields` are labels with an input each; `changed` is called when a box is ticked; `perform` carries out the action,
+  // and returns the text of its result.
   constructor({ title, said, fields, label, isDangerous, changed, perform }) {
     const node = document.getElementById("dialog");
     this.#label = label;
@@ -34,7 +34,7 @@ export class Question {
     return this.#stop.signal;
   }
 
-  // What the fields say, as a body has it.
+  // The values of the fields, in the form of a body.
   get values() {
     return Object.assign({}, ...[...this.#fields.querySelectorAll("input[name]")].map(valueOf));
   }
@@ -54,7 +54,7 @@ export class Question {
     this.say(why);
   }
 
-  // Once the number has been typed.
+  // After the reader has typed the number.
   allowFor(number) {
     const typed = el("input", { inputmode: "numeric", autocomplete: "off" });
     typed.addEventListener("input", () => (this.#act.disabled = typed.value.replace(/\D/g, "") !== String(number)));
@@ -63,7 +63,7 @@ export class Question {
     if (!this.#fields.contains(document.activeElement)) typed.focus();
   }
 
-  // What fails is said here.
+  // Shows a failure.
   async attempt(work) {
     try {
       await work();
@@ -85,9 +85,9 @@ export class Question {
   }
 
   #reason(error) {
-    if (this.signal.aborted) return "Stopped: what was done stays done.";
+    if (this.signal.aborted) return "Stopped. Finished parts stay finished.";
     if (error instanceof Refused) return foreign(error.message);
-    if (error instanceof Silent) return `${error.message} Whether it was done is not known.`;
+    if (error instanceof Silent) return `${error.message} The outcome is unknown.`;
     console.error(error);
     return "This is a fault of the page: the browser's console has it.";
   }

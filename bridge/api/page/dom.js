@@ -1,4 +1,4 @@
-// Makes elements, and brings those that are shown up to date. Text becomes text nodes, never markup.
+// Makes elements, and updates visible ones. Text becomes text nodes, never markup.
 
 import { outer } from "./base.js";
 
@@ -6,7 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 const LINKS = new Set(["href", "action"]);
 
-// Kept as the reader has set them.
+// Attributes that the reader sets; an update keeps them.
 const OWN = new Set(["open", "tabindex"]);
 
 export const el = (tag, attributes, ...children) => filled(document.createElement(tag), attributes, children);
@@ -21,7 +21,7 @@ function filled(node, attributes, children) {
   return node;
 }
 
-// A table whose cells keep their meaning where a narrow screen shows rows as cards. Cells are [label, content].
+// A table whose cells keep their meaning when a narrow screen shows rows as cards. Cells are [label, content].
 export function table(caption, headings, rows) {
   const cell = (content, label) => el("td", { role: "cell", "data-label": label }, el("div", {}, content));
   return el(
@@ -41,11 +41,11 @@ export function table(caption, headings, rows) {
   );
 }
 
-// A list of [name, ...content]; those that are false are left out.
+// A list of [name, ...content]; false entries are left out.
 export const facts = (...found) => el("dl", {}, found.filter(Boolean).map(([name, ...content]) => el("div", {}, el("dt", {}, name), el("dd", {}, content))));
 
-// Turns the children of `parent` into `fresh`. Elements that stay keep focus, selection and scroll position; those with
-// a data-key are found again by it, and what is below data-keep is left alone.
+// Turns the children of `parent` into `fresh`. Remaining elements keep focus, selection and scroll position. A data-key
+// identifies an element across updates; elements below data-keep are not changed.
 export function patch(parent, nodes) {
   const fresh = nodes.map((node) => (typeof node === "string" ? document.createTextNode(node) : node));
   const keys = new Set(fresh.map(keyOf).filter(Boolean));

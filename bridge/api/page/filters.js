@@ -1,4 +1,4 @@
-// A form of filters whose answer is an address: the page's address is that of what it asks the API for.
+// A form of filters. Its result is an address with the filters of the API's request.
 
 import { el } from "./dom.js";
 import { local, utc } from "./format.js";
@@ -13,7 +13,7 @@ export const without = (asked, ...names) => {
   return rest;
 };
 
-// What an address asks for, of a page unless it says how much.
+// The filters of an address, with the limit of a page by default.
 export const limited = (url) => {
   const asked = new URLSearchParams(url.search);
   if (!asked.has("limit")) asked.set("limit", LIMIT);
@@ -31,17 +31,17 @@ export const text = (asked, name, label, { known, ...attributes } = {}) => [
   known && el("datalist", { id: `known-${name}` }, known.map((value) => el("option", { value }))),
 ];
 
-// In the reader's zone; `data-was` is what the address has, which may say the same otherwise.
+// In the reader's zone; `data-was` is the address's own text, perhaps another form of the same time.
 export const time = (asked, name, label) =>
   field(name, label, { type: "datetime-local", step: "any", value: Number.isFinite(epoch(asked.get(name))) && local(epoch(asked.get(name))), "data-was": asked.get(name) });
 
 export const choices = (asked, name, label, values) =>
   el("fieldset", {}, el("legend", {}, label), values.map((value) => el("label", {}, el("input", { type: "checkbox", name, value, checked: asked.getAll(name).includes(value) }), value)));
 
-// What has no field stays as it is, unless the field `instead` is filled in.
+// A filter without a field: it keeps its value, unless the field `instead` is filled in.
 export const hidden = (asked, name, instead = name) => asked.has(name) && el("input", { type: "hidden", name, value: asked.get(name), "data-instead": instead });
 
-// Closed on a phone, whose first screen it would fill.
+// Closed on a phone: it would fill the first screen.
 export function form(path, fields) {
   return el(
     "details",

@@ -1,4 +1,4 @@
-// Numbers, times and foreign text, as they are shown.
+// The forms of numbers, times and foreign text.
 
 import { el } from "./dom.js";
 
@@ -6,7 +6,7 @@ const UNITS = [["d", 86_400_000], ["h", 3_600_000], ["min", 60_000], ["s", 1_000
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
 // Characters of a text that stays on one line in a table.
 const WHOLE = 24;
-// What is not seen, or changes the direction of what is seen.
+// Invisible characters, and those that change the direction of text.
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
 export const count = (number) => number.toLocaleString("en");
@@ -32,7 +32,7 @@ export function size(bytes) {
 
 const two = (number) => String(number).padStart(2, "0");
 
-// In the reader's own zone, as <input type=datetime-local> has it.
+// In the reader's own zone, in the form of <input type=datetime-local>.
 export function local(ms) {
   const at = new Date(ms);
   if (Number.isNaN(at.getTime())) return String(ms);
@@ -53,7 +53,7 @@ export function utc(ms) {
   return Number.isNaN(at.getTime()) ? String(ms) : at.toISOString().replace(".000Z", "Z");
 }
 
-// Text that comes from Kafka, on one line unless it is a block: what cannot be seen is written out.
+// Text from Kafka, on one line unless it is a block: invisible characters are written out.
 export const foreign = (text) => el("bdi", { class: String(text).length > WHOLE ? "foreign" : "foreign whole" }, seen(text, ""));
 
 export const block = (text) => el("pre", { tabindex: "0", dir: "auto" }, seen(text, "\n\t"));
@@ -62,7 +62,7 @@ const seen = (text, kept) => String(text).replace(HIDDEN, (sign) => (kept.includ
 
 const quiet = (text) => el("span", { class: "quiet" }, text);
 
-// Bytes, as the API gives them.
+// Bytes, in the API's form.
 export function blob(value, shown = foreign) {
   if (!value || (value.text === undefined && value.base64 === undefined)) return quiet("null");
   const cut = value.truncated ? quiet(" … cut") : null;

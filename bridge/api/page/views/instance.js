@@ -20,24 +20,24 @@ export function draw(_data, summary) {
   const known = (bytes) => (bytes === null ? "not known" : size(bytes));
   return [
     el("h1", {}, "Instance"),
-    el("p", {}, "An instance answers for its own partitions, and with http.peers for those of the others; phase and reader are its own."),
+    el("p", {}, "An instance answers for its own partitions, and with http.peers for all; phase and reader are its own."),
     facts(["Phase", summary.phase], ["Ready", summary.ready ? "yes" : "no"], ["Reader", summary.reader || "none"], summary.reasons.length > 0 && ["Reasons", foreign(summary.reasons.join("; "))]),
     el("h2", { id: "lateness" }, "Lateness"),
-    el("p", {}, "Of what was delivered; with http.peers p99 is that of the latest instance. What is late and not delivered yet: ", el("a", { href: listed({ state: "overdue" }) }, "messages"), ", and ", el("a", { href: "/targets" }, "targets that fail"), "."),
+    el("p", {}, "Of delivered messages; with http.peers p99 is that of the latest instance. Not delivered yet: ", el("a", { href: listed({ state: "overdue" }) }, "overdue messages"), ", and ", el("a", { href: "/targets" }, "failing targets"), "."),
     facts(
       ["p99", lateness?.p99_ms == null ? "not known" : span(lateness.p99_ms)],
       ["Delivered", lateness ? `${count(lateness.delivered)} in ${span(lateness.over_s * 1000)}` : "not known yet"],
     ),
     el("h2", { id: "partitions" }, "Partitions"),
-    partitions.length ? table("Delay topics that are read here", ["Topic", "Partition", "Lag", "Unread for"], partitions) : el("p", {}, "None are known yet."),
+    partitions.length ? table("Delay topics of this instance", ["Topic", "Partition", "Lag", "Unread for"], partitions) : el("p", {}, "No partitions yet."),
     el("h2", { id: "topics" }, "Retention headroom"),
-    topics.length ? table("By how much delay topics keep records longer than they are needed", ["Topic", "Headroom"], topics) : el("p", {}, "Not known yet."),
+    topics.length ? table("Time for which delay topics keep records longer than necessary", ["Topic", "Headroom"], topics) : el("p", {}, "Not known yet."),
     el("h2", { id: "disk" }, "Disk"),
     facts(
       ["Free", known(disk.free_bytes)],
       ["Size", known(disk.bytes)],
       ["Segments", `${count(disk.segments)}, ${size(disk.segment_bytes)}`],
-      disk.full && ["Full", "A segment waits for room: delivery goes on, ingest waits when memory is full."],
+      disk.full && ["Full", "A segment waits for room. Delivery goes on; ingest waits when memory is full."],
     ),
   ];
 }

@@ -1,4 +1,4 @@
-// Dead letters: what could not be understood or delivered, and the way back.
+// Dead letters, and their redrive.
 
 import { offered } from "../actions.js";
 import { answered, ask } from "../api.js";
@@ -34,7 +34,7 @@ function counts(asked, page) {
   return el("ul", { class: "chips", "aria-label": "Causes on this page" }, rows);
 }
 
-// Reads all letters, so it is done when it is asked for. What it says stays until the filters change.
+// It reads all letters, so it runs on demand. Its result stays until the filters change.
 function counted(asked) {
   const button = el("button", { type: "button" }, "Count all");
   const node = el("div", { class: "record", "data-keep": true }, button);
@@ -55,7 +55,7 @@ const pathOf = (each) => `${PATH}/${encodeURIComponent(each.topic)}/${each.parti
 
 const filtered = (parameters) => `${PATH}?${new URLSearchParams(parameters)}`;
 
-const STATES = { true: ["redriven", "It has gone back into its delay topic."], false: ["here", "It has not gone back."], null: ["not-known", "Whether it has gone back was not looked up: too much has been written behind it."] };
+const STATES = { true: ["redriven", "It has gone back into its delay topic."], false: ["here", "It has not gone back."], null: ["not-known", "Its redrive is unknown: too many records follow it for a look-up."] };
 
 const state = (each) => badge(STATES[each.redriven][0]);
 
@@ -63,7 +63,7 @@ const target = ({ target: name }) => (name ? el("a", { href: filtered({ target: 
 
 function list(page, summary, asked) {
   const pages = pager(PATH, page, asked, page.letters.length);
-  if (!page.letters.length && !page.next) return [el("p", {}, asked.has("cursor") ? "No more dead letters." : "No dead letter fits."), pages];
+  if (!page.letters.length && !page.next) return [el("p", {}, asked.has("cursor") ? "No more dead letters." : "No dead letter matches."), pages];
   const rows = page.letters.map((each) => ({ key: placeOf(each), cells: cells(each, summary.now) }));
   return [
     offered(summary, ["redrive"], { on: "dead-letters", asked: without(asked, "limit", "cursor") }),
@@ -95,7 +95,7 @@ export const letter = {
     if (each.refused) return [heading, el("p", { role: "alert" }, each.refused), el("p", {}, el("a", { href: PATH }, "All dead letters"))];
     return [
       heading,
-      el("p", { class: "why" }, state(each), ` ${STATES[each.redriven][1]}`, each.cut && " Its value did not fit: only the delay topic has it, for as long as it keeps it."),
+      el("p", { class: "why" }, state(each), ` ${STATES[each.redriven][1]}`, each.cut && " Its value did not fit: only the delay topic has it, until the record is deleted."),
       each.redriven !== true && !each.cut && offered(summary, ["redrive"], { on: "dead-letters", path: url.pathname.slice(1), one: placeOf(each) }),
       taken(url.pathname.slice(1), placeOf(each)),
       facts(
@@ -108,7 +108,7 @@ export const letter = {
         ["Key", blob(each.key)],
       ),
       el("h2", {}, "Headers"),
-      headers(each, "Those of the record that was sent"),
+      headers(each, "Headers of the producer's record"),
       el("h2", {}, "Value"),
       value(each),
     ];

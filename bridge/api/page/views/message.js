@@ -1,4 +1,4 @@
-// One message: what it is, where it is, and why.
+// One message: its state, its place, and the reason.
 
 import { offered } from "../actions.js";
 import { answered, ask } from "../api.js";
@@ -10,13 +10,13 @@ const NEVER_MS = 253_402_300_799_999;
 const WHY = {
   waiting: (each, now) =>
     each.at > each.due
-      ? `It was due, and is put off, since too much was due at once, or its target was paused: it comes up again ${away(each.at, now)}.`
-      : "It is delivered when it is due.",
-  paused: (each, now) => ["Its ", el("a", { href: "/targets" }, "target"), ` is paused, until it is resumed: it is put off, and comes up again ${away(each.at, now)}.`],
-  rolled: (each, now) => `The bridge has written it again, and does so once more before it is due, ${away(each.at, now)}.`,
+      ? `It was due, and is put off, since too many messages were due at once, or its target was paused: it comes up again ${away(each.at, now)}.`
+      : "It is delivered at its due time.",
+  paused: (each, now) => ["Its ", el("a", { href: "/targets" }, "target"), ` is paused: the message waits for the end of the pause, or comes up again ${away(each.at, now)}.`],
+  rolled: (each, now) => `It is due beyond the roll window: the bridge writes it again, next ${away(each.at, now)}.`,
   retrying: (each, now) => `Its target did not take it; the next attempt is ${away(each.at, now)}.`,
-  overdue: () => "Its time is over, and it should have been handled by now.",
-  cancelled: () => "A cancel has been read: it is passed over when it comes up, and not delivered.",
+  overdue: () => "Its delivery, attempt or roll is late.",
+  cancelled: () => "A cancel has been read: the message will not be delivered.",
 };
 
 export const title = (url) => decodeURIComponent(url.pathname.slice("/messages/".length));
@@ -34,7 +34,7 @@ export function draw({ message, refused }, summary, url) {
     taken(url.pathname.slice(1), message.origin),
     place(message, now),
     el("h2", {}, "Headers"),
-    headers(message, "As they will be delivered"),
+    headers(message, "In the form of the delivery"),
     el("h2", {}, "Value"),
     value(message),
   ];
@@ -46,13 +46,13 @@ function place(message, now) {
   const time = (ms) => [when(ms), el("span", { class: "quiet" }, ` ${away(ms, now)}, ${utc(ms)}, ${ms}`)];
   const link = (parameters, content) => el("a", { href: listed(parameters) }, content);
   return facts(
-    ["Due", message.due === NEVER_MS ? "never: it comes again, and is paused" : time(message.due)],
+    ["Due", message.due === NEVER_MS ? "never: its schedule is paused" : time(message.due)],
     message.at !== message.due && ["Comes up next", time(message.at)],
     ["Target", link({ target: message.target }, targetName(message.target)), message.target_partition !== null && `, partition ${message.target_partition}`],
     ["Key", key ? message.key.truncated ? blob(message.key) : link(key, blob(message.key)) : blob(null)],
-    ["Id", message.id === null ? "none: it cannot be cancelled by id" : link({ id: message.id }, foreign(message.id))],
+    ["Id", message.id === null ? "none: no cancel by id" : link({ id: message.id }, foreign(message.id))],
     ["Sent as", foreign(message.origin)],
-    ["Held by", foreign(held), held === message.origin ? ", the record that was sent" : ", a copy that the bridge wrote", el("span", { class: "quiet" }, ` ${utc(message.ts)}`)],
+    ["Held by", foreign(held), held === message.origin ? ", the producer's record" : ", a copy of the bridge's", el("span", { class: "quiet" }, ` ${utc(message.ts)}`)],
     ["Rolls", "written again ", plural(message.rolls, "time")],
     ["Attempts", plural(message.attempts, "failed attempt"), message.reason && [", the last one: ", el("a", { href: "/targets" }, foreign(message.reason))]],
   );

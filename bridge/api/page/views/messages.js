@@ -1,4 +1,4 @@
-// The table of messages. The address of the page is that of the API: what it asks for is what is shown.
+// The table of messages. The address of the page has the filters of the API's request.
 
 import { offered } from "../actions.js";
 import { answered, ask } from "../api.js";
@@ -8,7 +8,7 @@ import { away, badge, blob, count, foreign, targetName, when, where } from "../f
 
 const PATH = "/messages";
 const STATES = ["waiting", "rolled", "retrying", "overdue", "paused", "cancelled"];
-// What links ask for, and the form has no field for.
+// Filters of links, without a field in the form.
 const OTHERS = { at_from: "comes up from", at_until: "comes up before", key_base64: "key (base64)" };
 
 export const title = () => "Messages";
@@ -62,9 +62,9 @@ function chips(asked) {
 
 function list(page, counted, summary, asked) {
   const number = `${counted.exact ? "" : "at least "}${count(counted.count)}`;
-  const caption = `${number} ${counted.count === 1 ? "message fits" : "messages fit"}, what comes up first at the top`;
+  const caption = `${number} matching ${counted.count === 1 ? "message" : "messages"}, the soonest first`;
   const pages = pager(PATH, page, asked, page.messages.length);
-  if (!page.messages.length && !page.next) return [el("p", {}, asked.has("cursor") ? "No more messages." : "No message fits.", pages)];
+  if (!page.messages.length && !page.next) return [el("p", {}, asked.has("cursor") ? "No more messages." : "No message matches.", pages)];
   const rows = page.messages.map((each) => ({ key: `${each.topic}/${each.partition}/${each.offset}`, cells: cells(each, summary.now) }));
   const isOver = `${asked.getAll("state")}` === "cancelled";
   return [

@@ -1,4 +1,4 @@
-// What is pending as a whole: tiles, what comes up when, the largest targets.
+// Pending messages as a whole: tiles, the timeline, the largest targets.
 
 import { ask } from "../api.js";
 import { el } from "../dom.js";
@@ -47,21 +47,21 @@ function tiles(summary, { retrying, targets }) {
     [
       "Overdue",
       count(summary.overdue),
-      oldest ? `the oldest for ${span(oldest)}` : retrying.count ? "but for those that are retried" : "nothing waits beyond its time",
+      oldest ? `the oldest for ${span(oldest)}` : retrying.count ? "apart from retried messages" : "no message is late",
       { href: listed({ at_until: now - (now % SLOT_MS) }), level: summary.overdue ? "bad" : "good" },
     ],
     [
       "Retrying",
       `${retrying.exact ? "" : "≥ "}${count(retrying.count)}`,
-      retrying.count ? "their targets did not take them" : "no target has refused any",
+      retrying.count ? "their targets did not take them" : "no target refuses messages",
       { href: listed({ state: "retrying" }), level: retrying.count ? "warn" : "" },
     ],
-    ["Next due", next === null ? "–" : next <= now ? "now" : away(next, now), next === null ? "nothing is pending" : clock(next), { href: "/messages" }],
+    ["Next due", next === null ? "–" : next <= now ? "now" : away(next, now), next === null ? "no pending messages" : clock(next), { href: "/messages" }],
     ["Lateness p99", lateness?.p99_ms == null ? "–" : span(lateness.p99_ms), lateness ? `${count(lateness.delivered)} delivered in ${span(lateness.over_s * 1000)}` : "not known yet", { href: "/instance#lateness" }],
     [
       "Ingest lag",
       count(lag),
-      behind ? `unread for ${span(behind * 1000)}` : "all is read",
+      behind ? `unread for ${span(behind * 1000)}` : "no unread records",
       { href: "/instance#partitions", level: behind > 30 ? "warn" : "" },
     ],
     [

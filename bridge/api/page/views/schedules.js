@@ -1,4 +1,4 @@
-// Messages that come again, and when their next ticks are due.
+// Recurring messages, and the due times of their next ticks.
 
 import { offered, readOnly } from "../actions.js";
 import { answered, ask } from "../api.js";
@@ -24,10 +24,10 @@ export function draw({ page, refused }, summary, url) {
 
 function list(page, summary, asked) {
   const pages = pager(PATH, page, asked, page.schedules.length);
-  if (!page.schedules.length && !page.next) return [el("p", {}, asked.has("cursor") ? "No more schedules." : "No message that comes again fits."), pages];
+  if (!page.schedules.length && !page.next) return [el("p", {}, asked.has("cursor") ? "No more schedules." : "No recurring message matches."), pages];
   const rows = page.schedules.map((each) => ({ key: each.origin, cells: cells(each, summary) }));
   const headings = ["Next tick", "Schedule", "After that", "Target", "Id", ...(summary.writable ? ["Action"] : [])];
-  return [el("div", {}, table("Messages that come again, what comes up first at the top", headings, rows), pages)];
+  return [el("div", {}, table("Recurring messages, the soonest first", headings, rows), pages)];
 }
 
 function cells(each, summary) {
@@ -38,7 +38,7 @@ function cells(each, summary) {
       ? [el("a", { href: where(each.origin) }, "paused"), quiet(`, number ${count(each.tick || 1)} is next`)]
       : [el("a", { href: where(each.origin) }, when(first ?? each.due)), quiet([` ${away(first ?? each.due, summary.now)}, number ${count(each.tick || 1)}`])],
     Object.entries(each.schedule).map(([name, value]) => el("div", {}, quiet(`${name.replace("delay-", "")} `), foreign(value))),
-    after.length ? after.map((due) => el("div", {}, when(due))) : quiet(each.paused ? "when it is resumed" : "none: it ends"),
+    after.length ? after.map((due) => el("div", {}, when(due))) : quiet(each.paused ? "after a resume" : "none: it ends"),
     targetName(each.target),
     each.id === null ? quiet("none") : foreign(each.id),
     ...(summary.writable ? [offered(summary, ["deliver", each.paused ? "resume" : "pause", "cancel"], { on: "schedules", path: where(each.origin).slice(1), one: each.origin })] : []),

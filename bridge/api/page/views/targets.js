@@ -1,4 +1,4 @@
-// Targets with their trouble.
+// Targets, with their errors.
 
 import { offered, readOnly } from "../actions.js";
 import { ask } from "../api.js";
@@ -13,7 +13,7 @@ export function draw({ targets: used }, summary) {
   const known = new Set(used.map((each) => each.name));
   const others = Object.keys(summary.by_target).filter((name) => !known.has(name)).map((name) => ({ name }));
   const rows = [...used, ...others].map((each) => ({ key: each.name || " ", cells: target(each, summary) }));
-  const caption = "Targets in trouble first, then those that were used lately, then those that messages wait for";
+  const caption = "Failing targets first, then recently used ones, then targets of waiting messages";
   return [
     el("h1", {}, "Targets"),
     !summary.writable && readOnly(),
@@ -24,19 +24,19 @@ export function draw({ targets: used }, summary) {
 const shown = (ms) => local(ms).replace("T", " ").slice(0, 16);
 
 function pausedSince(pause) {
-  if (!pause) return "messages wait until it is resumed";
-  const until = pause.until === null ? "messages wait until it is resumed" : `until ${shown(pause.until)}`;
+  if (!pause) return "messages wait for a resume";
+  const until = pause.until === null ? "messages wait for a resume" : `until ${shown(pause.until)}`;
   return `since ${shown(pause.since)}, ${until}${pause.reason ? `: ${pause.reason}` : ""}`;
 }
 
 export const isFailing = (each) => stateOf(each)[0] === "failing";
 
-// Of a target that is used or waited for: what it is called, and why.
+// The state of a target, and its reason.
 function stateOf(each) {
   if (each.paused) return ["paused", pausedSince(each.pause)];
   if (each.partitions === undefined) return ["unused", "not used yet"];
   if (!each.failing_partitions && !each.open_breakers) return ["well", "takes messages"];
-  return ["failing", `${count(each.failing_partitions)} ${each.partitions ? `of ${count(each.partitions)} ` : ""}partitions take nothing`];
+  return ["failing", `${count(each.failing_partitions)} ${each.partitions ? `of ${count(each.partitions)} ` : ""}partitions take no records`];
 }
 
 function target(each, summary) {
@@ -45,7 +45,7 @@ function target(each, summary) {
   const quiet = (text) => el("span", { class: "quiet" }, text);
   const isOne = each.name !== "(other)";
   const badge = el("span", { class: `badge ${state}` }, state === "failing" && each.reason ? foreign(each.reason) : state);
-  // What is put off for a pause counts no attempt, so it is not in the state retrying.
+  // A message that a pause has put off counts no attempt, so it is not in the state retrying.
   const affected = { failing: { target: each.name, state: "retrying" }, paused: { target: each.name } }[state];
   return [
     targetName(each.name),

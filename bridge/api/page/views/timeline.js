@@ -1,4 +1,4 @@
-// The picture of what comes up when: a bar for each minute, hour, day or month.
+// The timeline of pending messages: a bar for each minute, hour, day or month.
 
 import { el, svg } from "../dom.js";
 import { clock, count, day, listed, local, plural } from "../format.js";
@@ -9,7 +9,7 @@ const TOP = 18;
 
 const every = (ms, bars) => (start) => Array.from({ length: bars + 1 }, (_, n) => start.getTime() + n * ms);
 
-// How edges are made from the beginning of the unit that is under way, and which of them are labelled how.
+// For each unit: its edges, from the beginning of the current unit, and their labels.
 export const UNITS = {
   minute: { shown: "next hour, by minute", floor: (at) => at.setSeconds(0, 0), edges: every(60_000, 60), label: (at) => at.getMinutes() % 10 === 0 && hour(at) },
   hour: { shown: "next two days, by hour", floor: (at) => at.setMinutes(0, 0, 0), edges: every(3_600_000, 48), label: (at) => at.getHours() % 6 === 0 && (at.getHours() ? hour(at) : date(at)) },
@@ -29,7 +29,7 @@ export function timeline(unit, times, { before, counts, after }) {
   return el(
     "section",
     { "aria-labelledby": "timeline" },
-    el("div", { class: "head" }, el("h2", { id: "timeline" }, `What comes up: ${UNITS[unit].shown}`), el("nav", { "aria-label": "Unit of time", class: "choice" }, units)),
+    el("div", { class: "head" }, el("h2", { id: "timeline" }, `Pending messages: ${UNITS[unit].shown}`), el("nav", { "aria-label": "Unit of time", class: "choice" }, units)),
     picture(unit, times, counts),
     el(
       "p",
@@ -37,7 +37,7 @@ export function timeline(unit, times, { before, counts, after }) {
       "Before that ", number(before, { at_until: times[0] }),
       ", within it ", number(counts.reduce((a, b) => a + b, 0), { at_from: times[0], at_until: times.at(-1) }),
       ", later ", number(after, { at_from: times.at(-1) }),
-      ". A message comes up when it is delivered, tried again, or, due beyond the roll window, written once more.",
+      ". A message counts at its next step: its delivery, another attempt, or a roll if it is due beyond the roll window.",
     ),
   );
 }
@@ -65,9 +65,9 @@ function picture(unit, times, counts) {
     const text = UNITS[unit].label(new Date(ms));
     return text && svg("text", { x: Math.min(Math.max(n * step + step / 2, 18), width - 22), y: HEIGHT - 10, "text-anchor": "middle" }, text);
   });
-  const scale = first < 0 ? svg("text", { x: width / 2, y: BASE / 2, "text-anchor": "middle" }, "nothing") : svg("text", { x: 0, y: 12 }, `${count(most)} at most`);
+  const scale = first < 0 ? svg("text", { x: width / 2, y: BASE / 2, "text-anchor": "middle" }, "no messages") : svg("text", { x: 0, y: 12 }, `${count(most)} at most`);
   const line = svg("line", { x1: 0, x2: width, y1: BASE + 0.5, y2: BASE + 0.5 });
-  return svg("svg", { class: "timeline", role: "group", "aria-label": "Messages by the time at which they come up", viewBox: `0 0 ${width} ${HEIGHT}` }, scale, line, bars, ticks);
+  return svg("svg", { class: "timeline", role: "group", "aria-label": "Messages by the time of their next step", viewBox: `0 0 ${width} ${HEIGHT}` }, scale, line, bars, ticks);
 }
 
 function range(unit, from, until) {
@@ -76,7 +76,7 @@ function range(unit, from, until) {
   return `${day(from)} ${hour(from)} to ${hour(until)}`;
 }
 
-// One of the bars is in the order of tabs; arrows lead to the others.
+// One bar is in the tab order; arrow keys lead to the others.
 document.addEventListener("keydown", (event) => {
   const bar = event.target.closest?.("svg.timeline a");
   const all = bar ? [...bar.parentNode.querySelectorAll("a")] : [];
