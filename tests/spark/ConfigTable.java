@@ -9,7 +9,7 @@ import org.apache.kafka.clients.producer.ProducerConfig;
 import org.apache.kafka.common.config.ConfigDef;
 import org.apache.kafka.common.config.types.Password;
 
-/** Properties of the Java clients: all names and types; and what the consumer's make of names and values (stdin, NUL). */
+/** Properties of the Java clients: all names and types; and the consumer's reading of names and values (stdin, NUL). */
 public final class ConfigTable {
     public static void main(String[] arguments) throws Exception {
         Field producer = ProducerConfig.class.getDeclaredField("CONFIG");

@@ -52,19 +52,19 @@ import org.apache.kafka.common.utils.LogContext;
 import org.apache.kafka.common.utils.Time;
 
 /**
- * Reads stretches of partitions batch by batch, in a process of its own, with memory for one batch as it was sent and one
- * record. Kafka's consumers unpack a batch before they tell its size; this one counts first.
+ * Reads stretches of partitions batch by batch, in a separate process, with memory for one compressed batch and one
+ * record. Kafka's consumers unpack a batch before they know its size; this reader counts first.
  *
- * <p>Standard input: the client's properties, the largest record in bytes, and the stretches; it stays open for as long as
- * somebody wants the answer. Standard output, of each stretch in turn, numbers big-endian:
+ * <p>Standard input: the client's properties, the largest record in bytes, and the stretches; it stays open while the
+ * answer is wanted. Standard output, of each stretch in turn, numbers big-endian:
  *
  * <pre>
  *   R offset ts byBroker key value count (name value)*   a committed record
- *   L offset ts byBroker size                            one that is larger than allowed
- *   C offset next reason                                 a batch that cannot be read; it ends the stretch
+ *   L offset ts byBroker size                            a record above the limit
+ *   C offset next reason                                 an unreadable batch; it ends the stretch
  *   E end                                                the stretch is read up to here
  *   G offset                                             the log does not have this offset; it ends the stretch
- *   F reason                                             what failed: the brokers, or this process
+ *   F reason                                             a failure of the brokers, or of this process
  * </pre>
  */
 public final class BatchReader {
@@ -93,7 +93,7 @@ public final class BatchReader {
 
   public static void main(String[] arguments) throws IOException {
     DataOutputStream out = new DataOutputStream(new BufferedOutputStream(new FileOutputStream(FileDescriptor.out), 1 << 16));
-    System.setOut(System.err); // what libraries print is no answer
+    System.setOut(System.err); // output of libraries is no answer
     DataInputStream in = new DataInputStream(System.in);
     Map<String, Object> properties = new HashMap<>();
     for (int left = in.readInt(); left > 0; left--) {
@@ -119,7 +119,7 @@ public final class BatchReader {
       write(out, String.valueOf(e).getBytes(StandardCharsets.UTF_8));
       out.flush();
       status = 1;
-    } catch (Error e) { // no memory, perhaps: what is read is the reason, and not the brokers
+    } catch (Error e) { // perhaps no memory: the batch is the reason, not the brokers
       status = 3;
     }
     Runtime.getRuntime().halt(status);
@@ -150,7 +150,7 @@ public final class BatchReader {
       FetchResponseData.PartitionData answer;
       try {
         answer = fetch(stretch.partition, at, bytes);
-      } catch (CorruptRecordException e) { // what the broker says of its own file
+      } catch (CorruptRecordException e) { // the broker's verdict on its own file
         corrupt(at, at + 1, String.valueOf(e.getMessage()));
         return;
       } catch (OffsetOutOfRangeException e) {
@@ -162,7 +162,7 @@ public final class BatchReader {
       end = Math.min(end, stable);
       MemoryRecords records = (MemoryRecords) FetchResponse.recordsOrFail(answer);
       List<DefaultRecordBatch> batches = new ArrayList<>();
-      String garbled = null; // why what comes behind them is no batch
+      String garbled = null; // the reason why no batch follows them
       try {
         records.batches().forEach(batch -> batches.add((DefaultRecordBatch) batch));
       } catch (CorruptRecordException | ClassCastException e) { // a length, or a version, that no batch has
@@ -181,7 +181,7 @@ public final class BatchReader {
         return;
       }
       if (batches.isEmpty() && at < end) {
-        Thread.sleep(PAUSE_MS); // below the stable end that is no answer: remote storage was too slow for the broker
+        Thread.sleep(PAUSE_MS); // no answer below the stable end: remote storage was too slow for the broker
       }
       long before = at;
       Transactions transactions = new Transactions(answer.abortedTransactions());
@@ -189,7 +189,7 @@ public final class BatchReader {
         DefaultRecordBatch batch = batches.get(i);
         String damage = damage(batch);
         if (damage != null && garbled == null && i + 1 == batches.size() && bytes < FETCH_BYTES_MAX) {
-          bytes *= 4; // until the batch behind it is there: where this one ends, it cannot be asked itself
+          bytes *= 4; // up to the next batch: this one does not tell its own end
           vain = -1;
           break;
         }
@@ -218,7 +218,7 @@ public final class BatchReader {
     out.writeLong(at);
   }
 
-  /** Where a batch ends that cannot be told from its length: as its other fields say, if they agree. */
+  /** The end of a batch with a wrong length, from its other fields, if they agree. */
   private static long behind(ByteBuffer records, long at, long stable) {
     int begin = records.position();
     if (records.remaining() < DefaultRecordBatch.RECORD_BATCH_OVERHEAD) {
@@ -245,7 +245,7 @@ public final class BatchReader {
     }
   }
 
-  /** Tells which batches of an answer are markers, or belong to transactions that were aborted. */
+  /** Recognises markers, and batches of aborted transactions, in an answer. */
   private static final class Transactions {
     private final List<FetchResponseData.AbortedTransaction> coming = new ArrayList<>();
     private final Set<Long> aborted = new HashSet<>();
@@ -275,7 +275,7 @@ public final class BatchReader {
     }
   }
 
-  /** Write the records from {@code at} on; returns why one cannot be read. */
+  /** Writes the records from {@code at} on; returns the reason of an unreadable one. */
   private String records(DefaultRecordBatch batch, long at) throws IOException {
     boolean byBroker = batch.timestampType() == TimestampType.LOG_APPEND_TIME;
     InputStream in;
@@ -340,7 +340,7 @@ public final class BatchReader {
     List<byte[]> headers = new ArrayList<>();
     for (int i = 0; i < count; i++) {
       byte[] name = field(body);
-      // As every Java client reads names: bytes that are no UTF-8 are replaced.
+      // Like every Java client: invalid UTF-8 in names is replaced.
       headers.add(new String(name == null ? new byte[0] : name, StandardCharsets.UTF_8).getBytes(StandardCharsets.UTF_8));
       headers.add(field(body));
     }

@@ -10,9 +10,9 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /**
- * Makes the clients that Spark's source will make, and has the brokers answer one of them. Properties are on standard
- * input, names and values with NUL behind each: they hold secrets, and a command line is public. The argument is the
- * time-out in milliseconds. Prints what is wrong, if anything is, a cause a line; then the exit status is 1.
+ * Makes the clients of Spark's source, and asks the brokers through one of them. Properties are on standard input,
+ * names and values with NUL behind each: they hold secrets, and a command line is public. The argument is the time-out
+ * in milliseconds. A failure is printed, one cause a line, with exit status 1.
  */
 public final class ClientProbe {
     private ClientProbe() {

@@ -37,34 +37,37 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.ArrowUtils;
 
 /**
- * The sink of the ingest query: decoded rows leave Spark as Arrow record batches, frames, through a socket to the bridge.
+ * The sink of the ingest query: decoded rows leave Spark as Arrow record batches, frames, through a socket to the
+ * bridge.
  *
- * <p>All tasks of a JVM write through one connection. A frame is sent when it is full, or when one of its rows has waited
- * for a part of the time that is left until it is due: a frame costs the bridge as much as a hundred rows, and rows of
- * many small frames are slow to put together when they are due. The socket is the flow control: where the bridge does
- * not read, a write blocks, so does {@link #process}, and Spark's Kafka consumer stops fetching. What is in memory is one
- * frame and the socket's buffer.
+ * <p>All tasks of a JVM write through one connection. A task sends a full frame at once, and any other frame when one
+ * of its rows has waited for a share of the time that is left until its due time. A frame costs the bridge as much as a
+ * hundred rows, and due rows of many small frames take long to combine. The socket is the flow control: while the
+ * bridge does not read, a write blocks, so does {@link #process}, and Spark's Kafka consumer stops fetching. Memory
+ * holds one frame and the socket's buffer.
  *
- * <p>A task that has caught up rests after the first row that it had to wait for, for a part of the time that is left
- * until that is due: the rows that come meanwhile are one fetch, not twenty, and fetches are half of what a low rate
- * costs the JVM.
+ * <p>A task that has caught up rests after the first row that it waited for, for a share of the time that is left until
+ * its due time: one fetch then brings the rows of twenty. Fetches are half of the JVM's cost at a low rate.
  *
- * <p>A connection begins with the token and a newline, each frame with its length (int32, big-endian); a length of 0 is
- * the last one's, and one of -1 says, without a frame, that a task has begun. Rows of a partition come in the order of their offsets. When the last open task closes, it waits for
- * the byte that the bridge answers once it has stored all: Spark may count a batch as done only then.
+ * <p>A connection begins with the token and a newline, each frame with its length (int32, big-endian). A length of 0
+ * marks the end. A length of -1 has no frame, and reports the start of a task. Rows of a partition come in the order of
+ * their offsets. The last open task waits on closing for the bridge's byte, which follows the storage of all rows:
+ * Spark may count a batch as done only then.
  */
 public final class FrameWriter extends ForeachWriter<Row> implements ForeachPartitionFunction<Row> {
   private static final int ROWS_MAX = 4096;
   private static final int BYTES_MAX = 1 << 20;
-  private static final long WAIT_SHARE = 4; // a row waits for a quarter of the time that is left until it is due,
-  private static final long LATEST_NANOS = 200_000_000; // so long at most,
-  private static final long GATHER_NANOS = 1_000_000; // so long at least,
-  private static final long INTERVAL_NANOS = 10_000_000; // and until so long after the last frame
-  private static final long WAITED_NANOS = 300_000; // between two rows of a task: it had to wait for the second one
-  private static final int CAUGHT_UP_ROWS = 100; // so many without a wait between them are a backlog,
-  private static final long FRESH_MS = 250; // and so is a row whose timestamp lies further back (a wait may be the CPU's)
-  private static final long REST_SHARE = 8; // a rest is an eighth of the time that is left,
-  private static final long REST_MS_MAX = 50; // so long at most
+  // Wait of a row: its remaining time / WAIT_SHARE, between GATHER and LATEST, and INTERVAL after the last frame.
+  private static final long WAIT_SHARE = 4;
+  private static final long LATEST_NANOS = 200_000_000;
+  private static final long GATHER_NANOS = 1_000_000;
+  private static final long INTERVAL_NANOS = 10_000_000;
+  private static final long WAITED_NANOS = 300_000; // a longer gap between two rows of a task is a wait for the second
+  private static final int CAUGHT_UP_ROWS = 100; // more rows without a wait between them are a backlog
+  private static final long FRESH_MS = 250; // an older row is a backlog, too: the gap may be a lack of CPU
+  // Rest of a task: the remaining time of its row / REST_SHARE, up to REST_MS_MAX.
+  private static final long REST_SHARE = 8;
+  private static final long REST_MS_MAX = 50;
   private static final Map<String, Connection> CONNECTIONS = new ConcurrentHashMap<>();
 
   private final String address;
@@ -154,7 +157,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
     }
   }
 
-  /** The last of its users ends a connection; the next one to open a task makes another. */
+  /** The last user of a connection ends it; the next task makes another. */
   private void release(Connection open, boolean complete) throws IOException {
     synchronized (CONNECTIONS) {
       if (--open.users > 0) {
@@ -211,20 +214,20 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       return SocketChannel.open(peer);
     }
 
-    /** Tell that a task has begun. */
+    /** Report the start of a task. */
     synchronized void begin() throws IOException {
       check();
       write(ByteBuffer.allocate(4).putInt(-1).flip());
     }
 
-    /** Returns for how many ms the row's task may rest. */
+    /** Returns the rest of the row's task, in ms. */
     synchronized long add(Row row) throws IOException {
       check();
       for (Setter setter : setters) {
         bytes += setter.set(rows, row);
       }
       long nowMs = System.currentTimeMillis();
-      // What replaces another message acts when it is read.
+      // A replacement acts when it is read.
       long leftMs = !row.isNullAt(replace) && row.getBoolean(replace) ? 0 : Math.max(row.getLong(at), nowMs) - nowMs;
       long wait = Math.min(leftMs, LATEST_NANOS / 1_000_000 * WAIT_SHARE) * 1_000_000 / WAIT_SHARE;
       long leave = Math.max(System.nanoTime() + Math.max(wait, GATHER_NANOS), sentNanos + INTERVAL_NANOS);
@@ -238,7 +241,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       return nowMs - row.getLong(ts) > FRESH_MS ? 0 : Math.min(leftMs / REST_SHARE, REST_MS_MAX);
     }
 
-    /** Send what is there, all of it once the bridge has stored it. */
+    /** Ends the connection; {@code complete} sends the last frame, and waits until the bridge has stored all rows. */
     void end(boolean complete) throws IOException {
       try {
         synchronized (this) {
@@ -304,7 +307,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       ByteBuffer length = ByteBuffer.allocate(4).putInt(frame.size()).flip();
       write(length);
       write(ByteBuffer.wrap(frame.toByteArray()));
-      if (bytes > 4 * BYTES_MAX) { // one large record does not keep its room
+      if (bytes > 4 * BYTES_MAX) { // one large record must not keep its memory
         root.clear();
         root.allocateNew();
       } else {

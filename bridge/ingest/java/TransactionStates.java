@@ -14,8 +14,8 @@ import org.apache.kafka.common.errors.UnsupportedVersionException;
 
 /**
  * Asks the coordinators of transactional ids for the states of their transactions (KIP-664). Properties are on standard
- * input, as those of ClientProbe. The arguments are the time-out in milliseconds and the ids. Prints a state a line, "-"
- * where the coordinator will never know one; or, with exit status 1, why there is no answer.
+ * input, in the form of ClientProbe. The arguments are the time-out in milliseconds and the ids. Prints one state a
+ * line, "-" for an id that the coordinator does not know; or, with exit status 1, the reason of a missing answer.
  */
 public final class TransactionStates {
     private TransactionStates() {
