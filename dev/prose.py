@@ -85,7 +85,7 @@ def of_braces(source: str) -> Iterator[str]:
 
 
 def texts(name: str, source: str) -> list[str]:
-    """The texts of a file, each once, without what is quoted as code."""
+    """The texts of a file, each once, without quoted code."""
     suffix = Path(name).suffix
     if suffix == ".py":
         found = of_python(source)

@@ -1,9 +1,9 @@
-"""Makes the archive of the native broker's classes (JEP 350), unless it is there: by a broker that does a little of
-what tests ask of it, and stops.
+"""Makes the archive of the native broker's classes (JEP 350), unless it is there: by a broker that handles a few
+typical requests of tests, and stops.
 
     python -m dev.broker.archive        (`make test`)
 
-It fits the same Java and jars. Without it, or with another Java, a start takes longer, and nothing else differs.
+It fits the same Java and jars. Without it, or with another Java, a start only takes longer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make() -> None:
 
 
 def _use(bootstrap: str) -> None:
-    """A member of a group commits what it has read with a transaction."""
+    """A member of a group commits its offsets with a transaction."""
     topic, server = Topics(bootstrap).delay(), {"bootstrap.servers": bootstrap}
     reading: dict[str, Any] = {"group.id": NAME, "group.instance.id": NAME, "auto.offset.reset": "earliest"}
     producer, consumer = Producer({**server, "transactional.id": NAME}), Consumer({**server, **reading})

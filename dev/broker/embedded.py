@@ -4,8 +4,8 @@
     with EmbeddedBroker() as broker:
         Producer({"bootstrap.servers": broker.bootstrap})
 
-Port, cluster id and data stay the same from the constructor to `close()`, whatever `stop()`, `kill()` and `start()` do
-in between: a broker that comes back is the same broker to its clients.
+Port, cluster id and data stay the same from the constructor to `close()`, through `stop()`, `kill()` and `start()`: to
+its clients a restarted broker is the same one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from timerstore.clock import Clock, SystemClock
 
 CACHE_VARIABLE: Final = "DELAY_BRIDGE_CACHE"
 VERSION_VARIABLE: Final = "DELAY_BRIDGE_KAFKA"
-"""Another version of Kafka than the pom's, for all brokers of a process that name none themselves."""
+"""Another version of Kafka than the pom's, for all brokers of a process without a version of their own."""
 POM: Final = Path(__file__).with_name("pom.xml")
 HOST: Final = "127.0.0.1"
 POLL_S: Final = 0.05
@@ -77,7 +77,7 @@ appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d %p %c{{1}}: %m%n
 """
 
-# Ends the broker when this process, and each that shares it, is gone without having done so (SIGKILL, a test runner's
+# Ends the broker when this process, and each that shares it, has died without ending it (SIGKILL, a test runner's
 # timeout): their ends of the pipe are then closed. $1 is the broker's pid, $2 the directory to remove, if any.
 GUARD: Final = 'read -r _; kill -9 "$1" 2>/dev/null; if [ -n "$2" ]; then sleep 1; rm -rf "$2"; fi'
 
@@ -96,7 +96,7 @@ def jars(version: str | None = None) -> list[Path]:
 
 
 def class_archive(version: str | None = None) -> Path:
-    """Where the broker's classes are in an archive that the JVM maps (archive.py): a start takes half the time."""
+    """The archive of the broker's classes, which the JVM maps (archive.py): a start takes half the time."""
     directory = jars(version)[0].parent
     return directory.with_name(f"{directory.name}.jsa")
 
@@ -162,8 +162,8 @@ class EmbeddedBroker:
         tmpfs: put the temporary directory into memory (/dev/shm), where that has room.
         heap: the JVM's largest heap.
         jvm_options: further options of the JVM.
-        client: client properties with which the broker can be asked whether it is up, beside `bootstrap.servers`.
-        start_timeout_s: how long a start may take.
+        client: client properties, beside `bootstrap.servers`, with which a start asks the broker for an answer.
+        start_timeout_s: the limit of a start.
     """
 
     def __init__(
@@ -279,8 +279,8 @@ class EmbeddedBroker:
         self._end(signal.SIGKILL, KILL_TIMEOUT_S)
 
     def share(self) -> int:
-        """Leave it to whoever holds the file that is returned, the guard's pipe: it lives until the last of them has
-        closed it or is gone. Another process gets the file by `join`."""
+        """Leave it to the holders of the returned file, the guard's pipe: it lives until the last of them has closed it
+        or is gone. Another process gets the file by `join`."""
         guard, self._guard = self._guard, None
         assert guard is not None and guard.stdin is not None, "it runs"
         return os.dup(guard.stdin.fileno())
@@ -331,7 +331,7 @@ class EmbeddedBroker:
             # A killed broker comes back when its old session has timed out; by default that is 9 s.
             "broker.session.timeout.ms": 4_000,
             "broker.heartbeat.interval.ms": 500,
-            # Nobody waits for news where there are none: half of what an idle broker takes.
+            # No client waits for new records: that saves half of the CPU of an idle broker.
             "metadata.max.idle.interval.ms": 0,
             **SINGLE_NODE,
             **self.properties,
@@ -436,7 +436,7 @@ def _memory() -> Path | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of 127.0.0.1 on which nothing listens just now. Raises EnvironmentFailure if there are none."""
+    """Different ports of 127.0.0.1 on which nothing listens just now. Raises EnvironmentFailure without any."""
     sockets: list[socket.socket] = []
     try:
         for port in random.sample(PORTS, k=500):
@@ -468,7 +468,7 @@ def _listens(bootstrap: str) -> bool:
 
 
 def _ask(bootstrap: str, client: Mapping[str, str]) -> str:
-    """The cluster id of the broker that listens there, or what went wrong."""
+    """The cluster id of the broker that listens there, or the error."""
     quiet = logging.getLogger("dev.broker.probe")
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False

@@ -1,5 +1,4 @@
-"""A Chromium to look at the page with, and axe, which finds what some readers cannot use; for tests, no part of the
-product.
+"""A Chromium for the tests of the page, and axe, which finds obstacles for some readers; no part of the product.
 
 Both are npm packages, pinned with their hashes: one has a headless Chromium for 64-bit x86, compressed, with the
 libraries and fonts that a machine without a desktop lacks. Nothing needs root, and nothing is installed outside the
@@ -35,7 +34,7 @@ FONTS: Final = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Browser:
-    """Where it is: the program with what its environment needs, and axe's script."""
+    """The places of the program and axe's script, and the program's environment."""
 
     program: Path
     environment: dict[str, str]

@@ -1,4 +1,4 @@
-"""The bridge as its users have it: a process of its own, with a configuration file, a directory, a log and a port."""
+"""The bridge in its usual form: a separate process, with a configuration file, a directory, a log and a port."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ IDLE_S: Final = 0.5
 ORPHAN_S_MAX: Final = 30
 HTTP_S_MAX: Final = 10
 MARK: Final = "DELAY_BRIDGE_HARNESS"
-"""A variable by which a bridge's processes are found, its JVM's session being another."""
+"""A variable that marks a bridge's processes, since its JVM has another session."""
 
 PROC: Final = Path("/proc")
-"""Where Linux shows processes."""
+"""Linux's directory of processes."""
 _LABEL: Final = re.compile(r'\w+="(?:[^"\\]|\\.)*"')
 _PLAIN: Final = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 _ESCAPED: Final = re.compile(r'\\[\\"n]')
@@ -61,7 +61,7 @@ class BridgeProcess:
     with BridgeProcess(directory, bootstrap, delay_topic) as bridge:
         bridge.start()
 
-    What does not come true in time raises AssertionError, with the end of the log.
+    A condition that is not met in time raises AssertionError, with the end of the log.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class BridgeProcess:
                 process.resume()
 
     def kill(self) -> None:
-        """SIGKILL to the Python process alone, as an out-of-memory killer would; its JVM has to end by itself."""
+        """SIGKILL to the Python process alone, like an out-of-memory killer; its JVM must end by itself."""
         process = self._running_process()
         process.kill()
         process.wait(scaled(ORPHAN_S_MAX))
@@ -196,11 +196,11 @@ class BridgeProcess:
             raise AssertionError(f"no end within {deadline_s:g} s; log:\n{self.tail()}") from None
 
     def wait_no_orphans(self, deadline_s: float = ORPHAN_S_MAX) -> None:
-        """Wait until nothing is left of any start. Raises AssertionError when something is."""
+        """Wait until no process of any start is left. Raises AssertionError if one is."""
         wait_until(lambda: not self.processes(), deadline_s, lambda: f"left behind: {self.processes()}")
 
     def end(self) -> None:
-        """SIGKILL to all that is left of any start, as when a machine or a container goes."""
+        """SIGKILL to all processes of any start, like the end of a machine or a container."""
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -217,7 +217,7 @@ class BridgeProcess:
             error.add_note(f"log of {self.id}:\n{self.tail()}")
         self.end()
 
-    # ---- what can be seen of it
+    # ---- observations
 
     @property
     def running(self) -> bool:
@@ -231,7 +231,7 @@ class BridgeProcess:
 
     @property
     def logs(self) -> str:
-        """What this start has written so far."""
+        """The output of this start up to now."""
         if not self.log_file.exists():
             return ""
         with self.log_file.open("rb") as file:
@@ -248,7 +248,7 @@ class BridgeProcess:
         return [entry for entry in self._entries if entry.get("event") in names]
 
     def _read_entries(self) -> None:
-        """Those that were written since: there are thousands, and they are asked for again and again."""
+        """Later log entries only: there are thousands, and callers ask again and again."""
         if not self.log_file.exists():
             return
         with self.log_file.open("rb") as file:
@@ -268,7 +268,7 @@ class BridgeProcess:
         return lines[0]
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of every start that is still there: Python and JVM."""
+        """Every running process of every start: Python and JVM."""
         found: list[psutil.Process] = []
         for pid in psutil.pids():
             with suppress(psutil.Error):
@@ -321,7 +321,7 @@ class BridgeProcess:
         return f"http://127.0.0.1:{int(self.events('api-port')[-1]['port'])}"
 
     def ask(self, path: str, **parameters: object) -> Any:
-        """What the HTTP API answers to a GET below /api/v1/. Raises HTTPError where it refuses."""
+        """The HTTP API's answer to a GET below /api/v1/. Raises HTTPError for a refusal."""
         url = f"{self.api_url()}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"
         with urllib.request.urlopen(url, timeout=scaled(HTTP_S_MAX)) as answer:
             return json.loads(answer.read())
@@ -375,7 +375,7 @@ def lay_over(tree: Tree, changes: Mapping[str, Any]) -> None:
 
 
 def _has_in_environment(pid: int, variable: str) -> bool:
-    """Whether a process that is no zombie was started with it. The file is read as it is: there are hundreds."""
+    """Whether a process that is no zombie was started with it. The file is not decoded: there are hundreds."""
     if not (PROC / "self" / "environ").exists():
         name, _, value = variable.partition("=")
         process = psutil.Process(pid)

@@ -60,7 +60,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A record as it was read; `timestamp_ms` is the broker's or the producer's, as `timestamp_type` says."""
+    """A record from a reader; `timestamp_ms` is the broker's or the producer's, as `timestamp_type` says."""
 
     topic: str
     partition: int
@@ -72,13 +72,13 @@ class Record:
     headers: tuple[tuple[str, bytes | None], ...]
 
     def header(self, name: str) -> bytes | None:
-        """The last header of that name. Raises KeyError if there is none."""
+        """The last header of that name. Raises KeyError without one."""
         return dict(self.headers)[name]
 
 
 AUTHORIZER: Final = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    # Everybody may do everything, but for what a test forbids.
+    # All users have all rights, except for those that a test forbids.
     "allow.everyone.if.no.acl.found": "true",
 }
 """Properties of a broker."""
@@ -90,7 +90,7 @@ class Topics:
     def __init__(self, bootstrap: str, client: Mapping[str, Any] | None = None) -> None:
         """`client` are properties with which the broker lets an administrator in."""
         self.bootstrap = bootstrap
-        # Or waiting until a topic is gone would make it again, on a broker that makes what is asked about.
+        # Otherwise a look-up of a deleted topic would make it again, on a broker that creates topics on request.
         own = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false", **CALM}
         self.admin = AdminClient({**(client or {}), **own})
 
@@ -134,12 +134,12 @@ class Topics:
         wait_until(lambda: not any(self._partitions(topic) for topic in topics), REQUEST_TIMEOUT_S, "topics gone")
 
     def forbid(self, topic: str, operation: str = "WRITE") -> None:
-        """Nobody may do that there any more (on brokers with the `AUTHORIZER`)."""
+        """Withdraw a right from all users (on brokers with the `AUTHORIZER`)."""
         self.admin.create_acls([_acl(topic, "ALL", "ALLOW"), _acl(topic, operation, "DENY")])
         wait_until(lambda: not self._may(topic, operation), REQUEST_TIMEOUT_S, f"{topic} is forbidden")
 
     def permit(self, topic: str, operation: str = "WRITE") -> None:
-        """Take back what `forbid` did."""
+        """Undo `forbid`."""
         both = [_acl(topic, "ALL", "ALLOW", AclBindingFilter), _acl(topic, operation, "DENY", AclBindingFilter)]
         for gone in self.admin.delete_acls(both).values():
             assert gone.result(REQUEST_TIMEOUT_S)
@@ -167,7 +167,7 @@ def _acl(topic: str, operation: str, permission: str, make: Any = AclBinding) ->
 
 
 def produce(bootstrap: str, records: Iterable[Outgoing], **settings: str | int) -> list[Record]:
-    """Produce and flush; returns what was written, with offsets, in the order given. Raises KafkaException."""
+    """Produce and flush; returns the written records, with offsets, in the given order. Raises KafkaException."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "enable.idempotence": True, **settings})
     return produce_with(producer, records)
 
@@ -224,7 +224,7 @@ def send(
 
 
 class Reader:
-    """Reads topics from their beginning, without a group; keeps what it has read in `records`.
+    """Reads topics from their beginning, without a group, into `records`.
 
     with Reader(broker.bootstrap, [topic]) as reader:
         reader.wait_for(10, deadline_s=5)
@@ -266,7 +266,7 @@ class Reader:
         self._consumer.assign(assigned)
 
     def poll(self, timeout_s: float = 0.05) -> int:
-        """Read what is there, for up to `timeout_s` if that is nothing; returns how many records came."""
+        """Read the available records, waiting up to `timeout_s` for a first one; returns their number."""
         count = 0
         for message in self._consumer.consume(POLL_RECORDS, timeout_s):
             place = (message.topic() or "", message.partition() or 0)
@@ -283,12 +283,13 @@ class Reader:
         return count
 
     def to_end(self, deadline_s: float = REQUEST_TIMEOUT_S, *, open_too: bool = True) -> list[Record]:
-        """Read all that has been written by now. A transaction's records are to be seen only a moment after its commit
-        is answered: where there are open ones, their end is waited for, unless `open_too` is false.
+        """Read all that has been written by now. A transaction's records become visible a moment after the answer to
+        its commit: where there are open ones, their end is waited for, unless `open_too` is false.
         """
         self._at_end.clear()
         self._until = self._written() if open_too else {}
-        # A partition that stands at its end reports so only once: reading on from where we are makes it say so again.
+        # A reader reports the end of a partition only once: a seek to the present position makes it report the end
+        # again.
         positions = self._consumer.position([TopicPartition(*place) for place in self._partitions])
         for position in positions:
             if position.offset < 0:
@@ -323,7 +324,7 @@ class Reader:
         return True
 
     def _written(self) -> dict[tuple[str, int], int]:
-        """Where the partitions end, open transactions included."""
+        """The ends of the partitions, open transactions included."""
         asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._partitions}  # type: ignore[no-untyped-call]
         answers = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=REQUEST_TIMEOUT_S
@@ -339,7 +340,7 @@ def read_committed(bootstrap: str, *topics: str) -> list[Record]:
 
 
 def assert_each_once(numbers: Iterable[int], count: int) -> None:
-    """Each number below `count` is there once; else says which are not, and not all of them."""
+    """Each number below `count` is there once; a failure names some of the missing or repeated ones."""
     seen = Counter(numbers)
     missing = [number for number in range(count) if number not in seen]
     doubled = [number for number, times in seen.items() if times > 1]

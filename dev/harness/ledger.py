@@ -1,11 +1,11 @@
-"""What was sent, what arrived, and whether that adds up. No IO: records come as they were read.
+"""The account of sent and arrived messages. No IO: callers pass the records.
 
 Every message has a number, in its header `n`. It is *planned* before it is produced, *acknowledged* when the delay
 topic has taken it (from then on it must arrive), and *arrived* once for each record that a consumer sees:
 
     lost        acknowledged, never arrived
     doubled     arrivals of one message beyond its first
-    early       an arrival's timestamp is before the time at which it is due
+    early       an arrival's timestamp is before its due time
     altered     arrived in another topic, or with another key, value, headers or due time, than planned
     unknown     arrived without having been planned
 """
@@ -30,7 +30,7 @@ ADDED: Final = Counter((DUE, ORIGIN))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A message as it is to arrive, with its own headers first; `reason`: as a dead letter, for that reason."""
+    """A message in the expected form, with its own headers first; `reason`: a dead letter with that reason."""
 
     topic: str
     key: bytes | None
@@ -74,8 +74,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """Numbers of messages by what is wrong with them, a number in `doubled` for each arrival too many, and the origin
-    of what is unknown. Equal to `Balance()` if nothing is wrong, however much was sent.
+    """Numbers of messages by fault, a number in `doubled` for each extra arrival, and the origin of unknown messages.
+    Equal to `Balance()` without a fault.
     """
 
     lost: list[int] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Balance:
 
     @property
     def good(self) -> bool:
-        """Whether every message arrived once, unaltered and not early, and there was one."""
+        """Whether every message arrived once, unaltered and not early, and at least one was sent."""
         return self.sent > 0 and self == Balance()
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class _Entry:
 
     @property
     def is_altered(self) -> bool:
-        """Whether something arrived otherwise than planned. (A due time that was never acknowledged is not known.)"""
+        """Whether an arrival differs from the plan. (A due time without an acknowledgement is unknown.)"""
         return any(self._differs(seen) for seen in self.arrivals)
 
     def _differs(self, seen: Record) -> bool:
@@ -188,7 +188,7 @@ class Ledger:
             entry.arrivals.append(record)
 
     def against(self, records: Iterable[Record]) -> Self:
-        """The same messages, and these records alone as what has arrived."""
+        """The same messages, with these records as the only arrivals."""
         books = type(self)()
         with self._lock:
             for number, entry in self._entries.items():
@@ -212,7 +212,7 @@ class Ledger:
             ]
 
     def balance(self) -> Balance:
-        """What the books say now; before everything had time to arrive, what is pending counts as lost."""
+        """The present account; messages that have not had time to arrive count as lost."""
         with self._lock:
             arrived = [(number, entry) for number, entry in self._entries.items() if entry.arrivals]
             return Balance(
@@ -226,9 +226,8 @@ class Ledger:
             )
 
     def lateness_around(self, down_from_ms: int, up_from_ms: int) -> dict[str, Lateness]:
-        """Lateness before the bridge went down, of what had to wait for its return, and after that.
-
-        What had to wait is what was due before `up_from_ms` and arrived after `down_from_ms`.
+        """Lateness before the bridge went down, of messages that waited for its return, and after that. A message
+        waited if it was due before `up_from_ms` and arrived after `down_from_ms`.
         """
         before: list[int] = []
         waited: list[int] = []
@@ -255,7 +254,7 @@ class Ledger:
 def _account(topic: str, entries: Sequence[_Entry]) -> Account:
     return Account(
         topic=topic,
-        # What arrived was sent, even where the consumer was told before the producer.
+        # An arrival proves the sending, even if the consumer knows of it before the producer.
         sent=sum(entry.is_acknowledged or bool(entry.arrivals) for entry in entries),
         delivered=sum(bool(entry.arrivals) for entry in entries),
         lateness=Lateness.of([entry.lateness_ms for entry in entries if entry.arrivals]),

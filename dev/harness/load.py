@@ -17,7 +17,7 @@ from timerstore.clock import SystemClock
 
 PACE_S: Final = 0.1
 ABORTED_EVERY: Final = 40
-"""Each so many bursts a transaction of another producer is aborted."""
+"""Bursts between two aborted transactions of another producer."""
 LEVELS_MS: Final = (1_000, 5_000, 10_000, 30_000)
 CONTROL: Final = frozenset({"delay-for", "delay-until", "delay-level", "delay-topic"})
 UNREADABLE: Final = b"soon"
@@ -45,7 +45,7 @@ class Load:
 
     @property
     def topics(self) -> list[str]:
-        """Where the messages arrive."""
+        """The target of the messages."""
         return [*self._targets, f"{self._delay_topic}.dlt"]
 
     def send(self, count: int) -> None:
@@ -94,11 +94,12 @@ class Load:
             raise failures[0]
 
     def balance(self, arrived: Iterable[Record]) -> Balance:
-        """Compare what must arrive with what a consumer has seen."""
+        """Compare the expected messages with a consumer's records."""
         return self.ledger.against(arrived).balance()
 
     def wait_delivered(self, bootstrap: str, deadline_s: float) -> list[Record]:
-        """Read until every acknowledged message has arrived; returns all records, or what there is at the deadline."""
+        """Read until every acknowledged message has arrived; returns all records, at the deadline an incomplete
+        list."""
         books = self.ledger.against([])
         with Reader(bootstrap, self.topics) as reader:
             end_s = self._clock.monotonic_s() + scaled(deadline_s)
@@ -110,7 +111,7 @@ class Load:
                 read = len(reader.records)
             return reader.to_end()
 
-    # ---- what is sent
+    # ---- records
 
     def _message(self) -> tuple[Outgoing, int | None]:
         """A message, and its delay in ms from the broker's timestamp; None: the header says when, or nothing."""

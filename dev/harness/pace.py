@@ -1,4 +1,4 @@
-"""How slow this machine is: the factor by which waiting helpers and time-outs of tests wait longer.
+"""The slowness of this machine: the factor by which waiting helpers and time-outs of tests wait longer.
 
 It is measured once, at the start of a test session (`measured`), and handed to all its processes in a variable
 (`announce`). Outside of a session, and on a machine as fast as the one that deadlines were written on, it is 1.
@@ -18,7 +18,7 @@ from timerstore.clock import SystemClock
 
 VARIABLE: Final = "DELAY_BRIDGE_PACE"
 CORES: Final = 2
-"""What the deadlines were written for."""
+"""The machine for which the deadlines were written."""
 LOOP_S: Final = 0.05
 """A million turns of a loop there."""
 START_S: Final = 0.25
@@ -36,7 +36,7 @@ def factor() -> float:
 
 
 def scaled(seconds: float) -> float:
-    """So long on this machine, where `seconds` are generous on the one that deadlines were written on."""
+    """A deadline for this machine; `seconds` are generous on the machine for which deadlines were written."""
     return seconds * factor()
 
 
@@ -54,7 +54,7 @@ def measured() -> float:
 
 
 def factor_of(slow: float, cores: int) -> float:
-    """The factor where a core is `slow` times as slow, and there are so many of them."""
+    """The factor for cores that are `slow` times as slow, and for their number."""
     return min(max(1.0, slow) * max(1.0, CORES / cores), FACTOR_MAX)
 
 

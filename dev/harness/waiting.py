@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline; never for a while."""
+"""Waiting for a condition, with a deadline; never for a fixed time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from timerstore.clock import SystemClock
 
 POLL_S: Final = 0.05
 POLL_S_MAX: Final = 0.2
-"""After a while: what a condition asks takes processors from what it waits for."""
+"""Later looks are rarer: each one takes CPU from the work that it waits for."""
 SLOWER: Final = 1.05
 
 T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], deadline_s: float, what: str | Callable[[], object] = "") -> T:
-    """The first truthy value of `condition`. Raises AssertionError, with `what`, when there is none in `deadline_s`;
-    on a slow machine they are more (pace.py)."""
+    """The first truthy value of `condition`. Raises AssertionError, with `what`, after `deadline_s`, which a slow
+    machine extends (pace.py)."""
     deadline_s = scaled(deadline_s)
     clock, never = SystemClock(), threading.Event()
     end_s = clock.monotonic_s() + deadline_s
