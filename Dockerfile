@@ -1,4 +1,4 @@
-# The bridge with everything it needs: nothing is downloaded when it runs.
+# The bridge with all its dependencies: nothing is downloaded when it runs.
 #
 #   docker build --tag delay-bridge:0.1.0 .
 #
@@ -29,7 +29,7 @@ COPY bridge ./bridge
 COPY timerstore ./timerstore
 RUN pip install --quiet --no-deps --no-build-isolation . \
  && python -m bridge.install.frame_writer install --into /opt/delay-bridge/share/delay-bridge/jars
-# What a running bridge never opens: half of Spark, other tests and headers, and the installers themselves.
+# Files that a running bridge never opens: half of Spark, other tests and headers, and the installers themselves.
 COPY release/leave-out.sh release/unused-jars.txt ./release/
 RUN packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
  && release/leave-out.sh release/unused-jars.txt "$packages/pyspark/jars" \
@@ -56,7 +56,7 @@ RUN apt-get update \
  && mkdir --mode 1777 /var/lib/delay-bridge
 COPY --from=build /opt/delay-bridge /opt/delay-bridge
 COPY release/entrypoint.sh /usr/local/bin/entrypoint
-# Once, in place of at each start: Spark's classes in an archive that this very JVM maps, and the bytecode of all Python
+# Made once, not at each start: Spark's classes in an archive that this very JVM maps, and the bytecode of all Python
 # modules that are used.
 RUN cd /tmp && /opt/delay-bridge/bin/python -m bridge.install.class_archive install \
  && /opt/delay-bridge/bin/python -c 'import bridge.api.application, bridge.api.server, bridge.runtime.app, bridge.commands.cli, urllib.request' \

@@ -1,17 +1,17 @@
-# The commands of this project; every one of them starts with `make install`, which is quick when nothing has changed.
+# The commands of this project. Each starts with `make install`, which is quick without changes.
 #
 #   make demo [BOOTSTRAP=host:port]     delayed messages, a kill and a restart, live
 #   make test [PYTEST_ARGS="-k wheel"]  all tests
 #   make bench [BENCH_ARGS=...]         measurements
 #   make check [PYTEST_ARGS=...]        lint, and every test that needs no broker, JVM or browser: a minute
-#   make nightly                        the state machines of tests/model, for hours; what waits for minutes
+#   make nightly                        the state machines of tests/model, for hours; tests that wait for minutes
 #   make lint                           format, lint, types, prose
 #   make lock                           the lock files anew: all packages, those of the image, the connector's jars
 #   make image [IMAGE_ARGS=...]         the container image, with docker
-#   make audit [AUDIT_ARGS=--lenient]   known vulnerabilities of what the image holds
-#   make sbom                           dist/sbom.json, what the image holds: Python, Java, Debian (CycloneDX)
+#   make audit [AUDIT_ARGS=--lenient]   known vulnerabilities of the image's components
+#   make sbom                           dist/sbom.json, the image's components: Python, Java, Debian (CycloneDX)
 #   make messages                       docs/messages.md: the messages of each error's code, from the source
-#   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
+#   make chart                          the generated parts of helm/delay-bridge; SNAPSHOTS=1 also its tests' snapshots
 #   make matrix [KAFKA="4.2.2 4.4.0"]   the tests of transactions and delivery on each release of Kafka: docs/brokers.md
 #   make injections [KAFKA="4.2.2 4.4.0"]  requests of transactions that arrive late, twice or never, by the thousand
 #   make faults                         the fault table of docs/guarantees.md, from the tests' marks and docstrings
@@ -38,7 +38,7 @@ SOURCES := $(wildcard bridge timerstore dev demo bench release tests)
 
 install: prerequisites $(VENV)/.installed
 
-# Java and the interpreter's version are looked at each time, which costs 0.1 s: either may have changed since.
+# Java and the interpreter's version are checked each time, for 0.1 s: either may have changed.
 prerequisites:
 	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
 	version=$$("$$java" -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p' | head -n 1); \
@@ -76,19 +76,19 @@ $(VENV)/.installed: requirements.lock pyproject.toml $(addprefix bridge/install/
 demo: install
 	@$(BIN)/python -m demo $(if $(BOOTSTRAP),--bootstrap $(BOOTSTRAP)) $(DEMO_ARGS)
 
-# Four at a time: system tests spend much of their time waiting for what is due. tests/distribution.py has the order.
+# Four at a time: system tests spend much of their time waiting for due messages. tests/distribution.py has the order.
 PARALLEL := --numprocesses 4 --dist loadfile
 
-# On a new machine helm is built while the packages are installed. What Python makes of the source is kept for the bridges
-# that tests start, where an environment says otherwise too.
+# On a new machine helm is built while the packages are installed. Python's byte code is kept for the bridges that tests
+# start, even if the environment forbids it.
 test:
 	@$(MAKE) --no-print-directory --jobs 2 install tools
 	@$(BIN)/python -m dev.broker.archive >/dev/null 2>&1 || echo "No archive of the broker's classes: starts take longer" >&2
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
-# Tests are marked by what they need (tests/conftest.py); properties and machines try few examples here. They keep two
-# cores busy: a third process takes longer. What pytest makes of 200 files is kept for the next run, where an environment
-# says otherwise too: each process saves 4 s.
+# tests/conftest.py marks tests by their needs; properties and machines try few examples here. They keep two cores busy:
+# a third process takes longer. pytest's byte code of 200 files is kept for the next run, even if the environment
+# forbids it: each process saves 4 s.
 check: lint
 	HYPOTHESIS_PROFILE=check PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not (system or broker or jvm or browser)" $(PYTEST_ARGS)
 
@@ -111,7 +111,7 @@ format: install
 	$(BIN)/ruff check --fix-only --select I .
 	$(BIN)/ruff format .
 
-# Hashes, all platforms, and no address of an index: the lock says what, the machine's configuration says from where.
+# Hashes, all platforms, and no address of an index: the lock has the versions, the machine's configuration the source.
 lock: install
 	$(BIN)/uv pip compile pyproject.toml --quiet --extra bridge --extra dev --extra otel --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-annotate --custom-compile-command "make lock" --output-file requirements.lock
@@ -124,11 +124,11 @@ image:
 	docker build --tag delay-bridge:$(VERSION) --build-arg VERSION=$(VERSION) \
 	  --build-arg REVISION=$$(git rev-parse HEAD) $(IMAGE_ARGS) .
 
-# AUDIT_ARGS=--lenient: what could not be looked up is a warning, not a failure.
+# AUDIT_ARGS=--lenient: a failed look-up is a warning, not a failure.
 audit: sbom
 	$(BIN)/python -m release.audit --uv $(BIN)/uv $(AUDIT_ARGS)
 
-# Debian packages with their versions only where an engine has the image.
+# Debian packages have versions only if a container engine has the image.
 sbom: install
 	@mkdir -p dist
 	@$(BIN)/uv tool run --quiet --from $(CYCLONEDX) cyclonedx-py requirements requirements.runtime.lock \
@@ -150,16 +150,16 @@ messages: install
 faults: install
 	$(BIN)/python -m release.faults
 
-# A quarter of an hour or more of two cores; it goes on where it was broken off.
+# A quarter of an hour or more of two cores; it resumes after an interruption.
 matrix: install
 	$(BIN)/python -m release.brokers --run $(KAFKA)
 
-# Hours for each release; it goes on where it was broken off. INJECTIONS_ARGS="--minutes 20 --only late" does a part. The
+# Hours for each release; it resumes after an interruption. INJECTIONS_ARGS="--minutes 20 --only late" does a part. The
 # results: `.venv/bin/python -m release.injections .cache/injections.json`.
 injections: install
 	$(BIN)/python -m tests.injections $(KAFKA) $(INJECTIONS_ARGS)
 
-# Where one cannot be had, the tests that need it are skipped, and say so.
+# Without one of them, its tests are skipped, with a message.
 tools:
 	@command -v helm >/dev/null || $(MAKE) --no-print-directory helm || echo "No helm: the chart's tests are skipped" >&2
 	@command -v promtool >/dev/null || $(MAKE) --no-print-directory promtool || echo "No promtool: alerts are not played" >&2
@@ -171,7 +171,7 @@ helm: .cache/bin/helm
 	@command -v go >/dev/null || { echo "Go is needed to build helm; or put a helm on the PATH" >&2; exit 1; }
 	GOBIN=$(CURDIR)/.cache/bin go install -p 2 helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
-# From Debian's package, of which nothing is installed: that would start a server.
+# From Debian's package, without an installation: that would start a server.
 promtool: .cache/bin/promtool
 
 .cache/bin/promtool:
@@ -181,7 +181,7 @@ promtool: .cache/bin/promtool
 	  { apt-get download --quiet --quiet prometheus || { apt-get update --quiet --quiet && apt-get download --quiet --quiet prometheus; }; } 2>apt.log && \
 	  dpkg --extract prometheus_*.deb . && install -m 755 usr/bin/promtool $(CURDIR)/$@ || { cat "$$unpacked/apt.log" >&2; exit 1; }
 
-# The tests fetch it themselves, where npm is; SNAPSHOTS=1 also makes the pictures of docs/page.md anew.
+# The tests fetch it themselves if npm is there; SNAPSHOTS=1 also makes the pictures of docs/page.md anew.
 browser: install
 	$(BIN)/python -m dev.browser
 	$(if $(SNAPSHOTS),SNAPSHOTS=write $(BIN)/python -m pytest -q tests/browser -k pictures)
