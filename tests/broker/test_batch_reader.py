@@ -39,7 +39,8 @@ def offsets(read: Sequence[tuple[SourceName, Found]], name: SourceName) -> list[
 
 @pytest.mark.fault("a batch that holds a thousand times its size")
 def test_a_record_that_cannot_be_held_is_told_and_those_around_it_are_read(broker: Broker, topics: Topics) -> None:
-    """In its batch, compressed, by each codec; aborted records and markers are left out, as by every reader."""
+    """A record beyond the limit is reported with its place, for each codec, and the records around it are read; aborted
+    records and markers are left out."""
     topic = topics.delay(partitions=4)
     for partition, codec in enumerate(("gzip", "zstd", "lz4", "snappy")):
         producer = Producer(
@@ -69,7 +70,8 @@ def test_a_record_that_cannot_be_held_is_told_and_those_around_it_are_read(broke
 
 @pytest.mark.fault("a bit that flips on a broker's disk")
 def test_a_corrupt_batch_is_told_with_its_end_and_ends_its_partition_alone(broker: Broker, topics: Topics) -> None:
-    """Whether another batch follows it or not. What the batch says of its own end may be what is wrong."""
+    """A corrupt batch is reported with its end, with and without a batch behind it, and holds its own partition alone.
+    What the batch says of its own end may be what is wrong."""
     topic = topics.delay(partitions=3)
     a, b, c = ((topic, partition) for partition in range(3))
     for partition in range(3):

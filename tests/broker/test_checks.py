@@ -189,7 +189,7 @@ def test_the_brokers_release_is_told_by_what_they_speak(bench: Bench) -> None:
 
 @pytest.mark.fault("an unclean leader election")
 def test_topics_that_allow_unclean_elections_are_told(bench: Bench) -> None:
-    """A start warns of topics whose replicas may become leader without what was acknowledged."""
+    """A start warns of topics whose replicas may become leader without acknowledged records."""
     bench.create({**STAMPED, "unclean.leader.election.enable": "true"})
     findings = [f for f in bench.check() if f.name == "unclean elections"]
     assert [(f.status, f"true of {bench.name}:" in f.detail) for f in findings] == [("warning", True)]
@@ -409,7 +409,7 @@ def test_a_start_ends_with_the_kind_of_what_failed() -> None:
 
 @pytest.mark.fault("a value that one of the two Kafka clients refuses, or reads as another")
 def test_the_check_has_the_java_client_ask_the_brokers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What librdkafka accepts and Spark's client does not is found before a start; which has no time for a JVM."""
+    """`check` finds a value that only librdkafka accepts; a start has no time for a JVM."""
     found = [each for each in run_checks(bench.settings()) if each.name == "java client"]
     assert [(each.status, each.detail) for each in found][1:] == [("ok", "the brokers answer it")]
     monkeypatch.setattr("bridge.checks.host.java", lambda _: {"kafka.bootstrap.servers": "no-such-host:1"})

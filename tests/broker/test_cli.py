@@ -157,7 +157,7 @@ def test_send_asks_which_delay_topic_if_there_are_several(tmp_path: Path) -> Non
 
 @pytest.mark.fault("options that mean two things")
 def test_both_redrives_count_before_they_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And ask, or want --yes where there is no terminal; --dry-run only counts."""
+    """Both commands count and ask first, or require --yes without a terminal; --dry-run only counts."""
     executed: list[bool] = []
 
     def put_back(_settings: Settings, _clock: object, _choice: Choice, *, execute: bool) -> Report:
@@ -261,8 +261,8 @@ def test_move_writes_the_new_time_beside_what_it_names(broker: Broker) -> None:
 
 @pytest.mark.fault("a cancel by a client with another partitioner")
 def test_a_cancel_by_id_goes_to_every_partition(broker: Broker) -> None:
-    """Which partition a key belongs to depends on the message's producer: each gets a record, and none is sent on. An
-    origin names its partition."""
+    """A cancel by id goes to every partition, since the partition of a key depends on the message's producer; none is
+    forwarded. An origin names its partition."""
     topic = f"delay-{uuid.uuid4().hex[:8]}"
     cluster = Cluster(Settings.of({"kafka": {"common": {"bootstrap.servers": broker.bootstrap}}}))
     cluster.create_topic(topic, partitions=3, replication=1, config={})

@@ -395,7 +395,7 @@ def test_offsets_move_without_output_about_once_a_second(broker: Broker, topics:
 @pytest.mark.fault("a commit without an answer")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_commit_without_an_answer_is_resolved_by_what_kafka_holds(broker: Broker, topics: Topics, when: str) -> None:
-    """The producer is made anew; whether the commit happened or not, everything arrives exactly once."""
+    """The producer is made anew; with either outcome of the commit, every message arrives exactly once."""
     delay, target = delay_topic(topics), topics.create()
     rig, writer = rig_with_interference(broker, delay, transaction_rows=10)
     lost = raising(Indefinite(Failure.of(KafkaError(KafkaError._TIMED_OUT, "no answer"))))

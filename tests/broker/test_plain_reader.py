@@ -175,7 +175,8 @@ def test_what_this_client_cannot_read_is_left_to_spark(
 def test_a_corrupt_batch_is_left_and_nothing_of_its_partition_is_passed_over(
     broker: Broker, topics: Topics, reading: Callable[..., Reading], front: int | None, reason: str
 ) -> None:
-    """Once, with the reason; what its client reads behind the damage is not believed. Others are read."""
+    """The plain reader reports a corrupt batch once, with the reason, and takes no record behind it. Others are
+    read."""
     topic = topics.delay(partitions=2)
     for partition, count in ((0, 3), (1, 1)):
         for _ in range(count):

@@ -67,7 +67,7 @@ class Crash(Exception):
 def test_a_crash_puts_nothing_back_twice(
     broker: Broker, topics: Topics, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Around the commit of the second transaction; the next run goes on from what was committed."""
+    """After a crash around the commit of the second transaction, the next run goes on from the committed letters."""
     delay = topics.delay(partitions=3)
     dead_letter_topic(topics, delay)
     bury(broker, delay, 60)

@@ -112,7 +112,7 @@ def test_what_the_coordinator_knows_wins_over_a_choice(cluster: LosingCluster) -
 
 @pytest.mark.fault("a commit whose end the brokers lose")
 def test_a_commit_that_was_not_answered_is_found_out_about(cluster: LosingCluster) -> None:
-    """The bridge lives on, and would wait for stable offsets to learn what became of it."""
+    """The bridge finds the outcome of the commit, and does not wait for stable offsets for ever."""
     delay, target = cluster.create(ROWS + 1)
 
     def ask(name: str) -> str:

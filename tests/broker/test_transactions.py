@@ -74,8 +74,8 @@ def test_the_states_of_a_transactional_id(broker: Broker, topics: Topics) -> Non
 
 @pytest.mark.fault("a kill in mid-transaction while Spark is still starting")
 def test_what_a_kill_has_left_open_is_ended_first(broker: Broker, topics: Topics) -> None:
-    """What a kill has left open is ended as soon as brokers and a small Java process answer: no start waits for Spark.
-    It may have been any id's turn. Nothing else is written again for want of stable offsets."""
+    """The open transaction of a killed process ends as soon as brokers and a small Java process answer: no start waits
+    for Spark. It may have been any id's turn. Nothing else is written again for want of stable offsets."""
     delay = topics.create()
     settings = settings_for(broker.bootstrap, delay)
     names = names_of(settings.transactional_id)
@@ -111,8 +111,8 @@ def test_brokers_that_do_not_answer_are_asked_again(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.fault("connections that break again and again")
 def test_every_disconnect_within_a_transaction_is_a_fact(broker: Broker, topics: Topics) -> None:
-    """The client's log tells of each connection that breaks, also of the third alike within seconds, by the time that
-    the transaction's end is answered; and of nothing where none does."""
+    """The client's log reports each broken connection, also the third of the same kind within seconds, before the
+    answer to the end of the transaction; and none without a break."""
     topic, repeats = topics.create(), Repeats()
     with Proxy(broker.bootstrap) as proxy:
         config = {"bootstrap.servers": proxy.bootstrap, "transactional.id": f"id-{uuid.uuid4()}"}

@@ -230,7 +230,7 @@ def test_what_takes_long_can_be_stopped(chromium: Browser) -> None:
 
 @pytest.mark.fault("an action that is offered and then refused")
 def test_what_would_be_refused_is_not_offered(chromium: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pause of the bridge's own topics, and nothing for what is cancelled already."""
+    """The page offers no pause for the bridge's own topics, and no action for cancelled messages."""
     there = bridge()
     own = TargetReport(name="delay", partitions=1)
     monkeypatch.setattr(there, "targets", lambda: [own, TargetReport(name="orders", partitions=3)])

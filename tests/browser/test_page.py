@@ -182,7 +182,7 @@ def test_nothing_short_breaks_in_two(chromium: Browser, path: str) -> None:
 @pytest.mark.fault("a form of filters that fills the screen of a phone")
 @pytest.mark.parametrize("path", ["/messages", "/schedules", "/dead-letters"])
 def test_the_first_screen_of_a_phone_has_what_was_looked_for(chromium: Browser, path: str) -> None:
-    """The form of filters is closed there, and opens."""
+    """The form of filters is closed on a phone, and can be opened."""
     with looking(chromium, bridge(), path, **LOOKS["phone"]) as (page, _):
         first = page.locator(rows).first.bounding_box()
         assert first is not None and first["y"] < PHONE["height"]

@@ -285,8 +285,8 @@ class Site:
 @settings(max_examples=EXAMPLES, deadline=None, print_blob=True)
 @given(seed=st.integers(0, 1 << 32), steps=st.lists(st.sampled_from(STEPS), min_size=5, max_size=40))
 def test_answers_are_true_through_crashes(seed: int, steps: list[str]) -> None:
-    """Whatever happens in between, a message comes once unless a recall was answered so, and each command is answered
-    once."""
+    """In any course of events a message arrives once unless a recall was answered with success, and each command is
+    answered once."""
     with tempfile.TemporaryDirectory() as folder:
         site = Site(Path(folder) / "store", random.Random(seed))
         for step in ("send", *steps):

@@ -58,8 +58,8 @@ def came_back(rig: DispatchRig) -> None:
 
 @pytest.mark.fault("commands written while the bridge was down")
 def test_commands_above_the_committed_offset_come_before_what_they_cover(rig: DispatchRig) -> None:
-    """A cancel that was written in time while the bridge was down takes effect before anything is delivered; so does
-    one without a key in another partition, which must be forwarded first."""
+    """A cancel that was written in time during the downtime takes effect before any delivery, also one without a key in
+    another partition."""
     written(rig, "with its key", "without a key", "kept")
     rig.produce(0, (h.CANCEL, "with its key"))
     rig.produce(1, (h.CANCEL, "without a key"), key=None)
@@ -138,7 +138,7 @@ def test_ends_that_are_not_known_are_asked_for_again(rig: DispatchRig) -> None:
 
 @pytest.mark.fault("a late answer of the brokers, of an earlier start")
 def test_a_late_answer_does_not_count_for_a_later_start() -> None:
-    """Messages of a start wait for the ends that were looked up for it, whenever earlier look-ups are answered."""
+    """Messages of a start wait for the log ends of that start, not for late answers to earlier look-ups."""
     asked: list[Callable[[], None]] = []
     ends = {HERE: 9}
     clock = ManualClock(0)

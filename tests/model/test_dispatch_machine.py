@@ -269,6 +269,7 @@ class DispatchMachine(RuleBasedStateMachine):
 @pytest.mark.fault("any error of any call of the producer, in any order")
 @pytest.mark.timeout(timeout_s(1_800))
 class TestDispatchMachine(DispatchMachine.TestCase):  # type: ignore[misc,valid-type]
-    """Whatever fails in whatever order: exactly once, never early, nothing lost, and what can be delivered is."""
+    """With any failures in any order: exactly once, never early, no message lost, and all deliverable messages
+    delivered."""
 
     settings = of_a_machine(check=20, ci=250, nightly=100_000, steps=25)

@@ -1099,7 +1099,6 @@ class StoreMachine(RuleBasedStateMachine):
 @pytest.mark.fault("crashes, lost and damaged files, full disks, in any order")
 @pytest.mark.timeout(timeout_s(1_200))
 class TestStoreMachine(StoreMachine.TestCase):  # type: ignore[misc,valid-type]
-    """Whatever happens in whatever order, each record is delivered exactly once and never early, unless it is
-    cancelled."""
+    """In any course of events each record is delivered exactly once and never early, unless it is cancelled."""
 
     settings = of_a_machine(check=10, ci=150, nightly=10_000, steps=50)

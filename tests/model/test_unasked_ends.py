@@ -80,8 +80,8 @@ def run(rig: DispatchRig, steps: int = 400) -> None:
 def test_nothing_is_doubled_or_lost_whatever_of_it_is_visible(
     rig: DispatchRig, before: int, end: tuple[str, int]
 ) -> None:
-    """Records that are in their topics already are not written again, and all others are; then (O, P) say so, also to
-    the next process."""
+    """Records that are already in their topics are not written again, all others are; then (O, P) include them, also
+    for the next process."""
     rig.kafka.is_prompt = end[1] % 2 == 0
     expected = schedule(rig)
     while rig.tally.transactions < before:
@@ -100,7 +100,7 @@ def test_nothing_is_doubled_or_lost_whatever_of_it_is_visible(
 def test_a_transaction_that_is_left_for_a_silent_partition_is_looked_up_too(
     rig: DispatchRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The coordinator is asked for its abort, and has answered before any of its messages is planned again."""
+    """The coordinator is asked for the abort, and has answered before the transaction's messages are planned again."""
     monkeypatch.setattr(StallWatch, "is_explained", lambda *_, **__: True)
     rig.kafka.is_prompt = True
     rig.kafka.inject(Fault(step="silence", code=KafkaError._MSG_TIMED_OUT, topic="bills"))
@@ -129,7 +129,7 @@ def held(rig: DispatchRig, *unreadable: str) -> set[SourceName]:
 @pytest.mark.parametrize(("choice", "delivered"), [("aborted", 2), ("committed", 1)])
 @pytest.mark.fault("such a transaction whose target may not be read")
 def test_an_operator_chooses_what_cannot_be_looked_up(rig: DispatchRig, choice: str, delivered: int) -> None:
-    """The partition is held, and told of; all others go on. `aborted` repeats its messages, `committed` does not."""
+    """The partition is held and reported; all others go on. `aborted` repeats its messages, `committed` does not."""
     assert held(rig) == {(DELAY, 0)}
     assert "delay/0 is held" in rig.dispatcher.doubts.alarms()[0] and rig.tally.held == 1
     assert rig.dispatcher.doubts.counts() == {(DELAY, DOUBT): 1}
@@ -161,7 +161,7 @@ def test_choices_are_followed_all_or_none(rig: DispatchRig) -> None:
 
 @pytest.mark.fault("brokers that do not answer such a look-up")
 def test_a_look_up_is_made_again_until_it_succeeds(rig: DispatchRig) -> None:
-    """The partitions of the transaction are held until it succeeds, and all others are delivered."""
+    """The partitions of the transaction are held until the look-up succeeds, and all others are delivered."""
     rig.is_answering = False
     assert held(rig) == {(DELAY, 0), (DELAY, 1)}
     rig.timer(2, 5, "audit")
@@ -192,7 +192,7 @@ def test_nothing_waits_for_a_look_up(rig: DispatchRig) -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.fault("messages in doubt whose partition is left out for a while")
 def test_a_partition_that_comes_back_is_in_doubt_still(rig: DispatchRig, restarts: bool) -> None:
-    """A partition that joins an instance again is held further, also after a start without it."""
+    """A partition that joins an instance again stays held, also after a start without it."""
     held(rig)
     rig.follow(set(SOURCES) - {(DELAY, 0)})
     assert not rig.dispatcher.doubts.held() and not rig.dispatcher.doubts.alarms()
@@ -222,8 +222,8 @@ def torn(rig: DispatchRig, end: tuple[str, int], prompt: bool) -> None:
 def test_a_start_takes_the_states_of_a_torn_transaction_back(
     rig: DispatchRig, end: tuple[str, int], prompt: bool
 ) -> None:
-    """Its own offsets may count, and not all of its output: the next start goes on from the states before it, and looks
-    its messages up."""
+    """The next start goes on from the states before the transaction, and looks its messages up, since its offsets may
+    count without all of its output."""
     torn(rig, end, prompt)
     rig.crash()
     run(rig)
@@ -276,7 +276,7 @@ def test_doubts_outlive_a_store(rig: DispatchRig) -> None:
 @pytest.mark.parametrize("looks_up", [False, True])
 @pytest.mark.fault("a restart while messages are in doubt")
 def test_doubts_outlive_the_process(rig: DispatchRig, looks_up: bool) -> None:
-    """Their partition is held further, until they are looked up or an operator has chosen."""
+    """Their partition stays held until they are looked up or an operator has chosen."""
     rig.looks_up = looks_up
     held(rig)
     rig.looks_up = True
@@ -347,8 +347,8 @@ def rest(rig: DispatchRig, steps: int = 6) -> None:
 
 @pytest.mark.fault("a committed state that goes back, without an error")
 def test_a_state_that_went_back_is_written_again(rig: DispatchRig) -> None:
-    """A late request puts earlier offsets in place of those that were committed: a second after the last commit they
-    are read back, and written again. Nothing is delivered twice then."""
+    """A second after the last commit the bridge reads the committed offsets back, and writes them again if a late
+    request has replaced them. Nothing is delivered twice then."""
     before, after = settled(rig), dict(rig.kafka.offsets)
     rig.kafka.offsets.update(before)
     rest(rig)

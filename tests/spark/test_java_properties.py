@@ -52,7 +52,8 @@ def names() -> dict[str, str]:
 @settings(max_examples=3)
 @given(pairs=st.lists(st.tuples(st.sampled_from(sorted(PROPERTIES)), VALUES), min_size=300, max_size=300))
 def test_what_the_table_accepts_the_java_client_reads_alike(pairs: list[tuple[str, str]]) -> None:
-    """As text, and no other value than is given it. What the table refuses for its size the client refuses as well."""
+    """The Java client gets the value as text, and reads the same value. What the table refuses for its size the client
+    refuses as well."""
     given_to: list[tuple[str, str]] = []
     refused: list[tuple[str, str]] = []
     for name, value in pairs:
@@ -80,7 +81,7 @@ def test_the_table_has_the_types_of_the_java_client() -> None:
 
 @pytest.mark.fault("a property by its Java name")
 def test_a_java_name_is_refused_with_what_to_write_instead() -> None:
-    """Every name of Java's clients that librdkafka does not know; and what is named instead exists."""
+    """Every name of Java's clients that librdkafka does not know is refused, with an existing name in its place."""
     for name in names():
         (said,) = problems({name: "1"}, "kafka.common") or ["ok"]
         assert "not a known key" not in said, said

@@ -113,8 +113,8 @@ def test_actions_do_what_they_answer(broker: Broker, topics: Topics, tmp_path: P
 
 @pytest.mark.fault("a target that is paused for long")
 def test_a_pause_costs_one_copy_for_each_message_and_loses_none(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """Due messages of a paused target are copied once, however long the pause is; it outlives a kill and the loss of
-    the volume, and each message is delivered once after it, through a kill in between. Others do not wait."""
+    """A pause of any length copies each due message of its target once; it outlives a kill and the loss of the volume,
+    and each message is delivered once after it. Others do not wait."""
     delay, orders, bills = topics.delay(partitions=2), topics.create("orders"), topics.create("bills")
     client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 1}, delay)
     (tmp_path / "password").write_text(SECRET)

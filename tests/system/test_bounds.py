@@ -174,7 +174,7 @@ def assert_as_they_came(kept: dict[int, Made], letters: dict[int, Made]) -> None
 def test_a_backlog_of_records_that_are_all_headers_fits_the_heap(
     broker: Broker, topics: Topics, tmp_path: Path
 ) -> None:
-    """Many large ones at once: with the heap as shipped, the first start takes them in."""
+    """The first start reads a backlog of many records with large headers within the default heap."""
     delay = topics.delay(partitions=2)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 20, "compression.type": "lz4"})
     headers: list[tuple[str, str | bytes | None]] = [("delay-for", b"30d"), ("delay-topic", b"orders")]

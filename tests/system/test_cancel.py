@@ -233,7 +233,7 @@ def stop_with_commands(site: Site, due_ms: int, clock: Clock) -> None:
 
 @pytest.mark.fault("a kill and a lost directory after a cancel")
 def test_a_cancel_survives_restarts_and_the_loss_of_the_directory(site: Site) -> None:
-    """From the index after a graceful stop, from the topic after a kill that takes the directory with it."""
+    """After a graceful stop the index has the cancel; after a kill with the loss of the directory the topic has it."""
     bridge = site.bridge
     cancelled = site.cancelled()
     for id in ("a", "kept"):

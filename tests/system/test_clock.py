@@ -62,8 +62,9 @@ class WallClock:
 @pytest.mark.fault("a clock that jumps and comes back")
 @pytest.mark.skipif(not COMPILER, reason="no C compiler: without wallwait.c, libfaketime stalls librdkafka")
 def test_a_clock_that_jumps_and_comes_back_is_followed(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """An hour forward: what is due by then arrives. Back again: what is sent then arrives at its time by the new
-    clock, in order, behind nothing, exactly once; and what is not due stays, also over a restart."""
+    """After a jump of an hour forward all messages that are due by the new time arrive. Back again: what is sent then
+    arrives at its time by the new clock, in order, behind nothing, exactly once; and what is not due stays, also over a
+    restart."""
     assert LIBRARY.is_file(), "the wheel of libfaketime holds another file: make install"
     delay, clock = topics.delay(), SystemClock()
     target = topics.create("orders", config={"message.timestamp.type": "LogAppendTime"})
@@ -120,8 +121,8 @@ def slow() -> Iterator[Broker]:
 @pytest.mark.fault("a clock that jumps in the middle of a read")
 @pytest.mark.skipif(not COMPILER, reason="no C compiler: without wallwait.c, libfaketime stalls librdkafka")
 def test_a_jump_in_the_middle_of_a_read_ends_neither_the_read_nor_the_bridge(slow: Broker, tmp_path: Path) -> None:
-    """Java's consumer waits by the wall clock: one that is set forward by more than its time-outs may end a wait at
-    once, with nothing read. The query is started anew then, and the same process reads each record once."""
+    """Reading goes on, although Java's consumer waits by the wall clock and may return nothing after a jump. The query
+    is started anew then, and the same process reads each record once."""
     broker, topics, clock = slow, Topics(slow.bootstrap), SystemClock()
     delay = topics.delay()
     target = topics.create("orders", config={"message.timestamp.type": "LogAppendTime"})
@@ -149,7 +150,7 @@ def test_a_jump_in_the_middle_of_a_read_ends_neither_the_read_nor_the_bridge(slo
 def test_a_clock_that_is_set_back_while_clients_connect_stops_delivery_for_seconds(
     broker: Broker, topics: Topics, tmp_path: Path
 ) -> None:
-    """It would leave them in a wait of an hour: the process restarts in place. Set back once more within a minute, it
+    """The process restarts in place, since its clients would wait for an hour. Set back once more within a minute, it
     ends, to be started again. Everything arrives, once."""
     delay, clock = topics.delay(), SystemClock()
     target = topics.create("orders")

@@ -30,8 +30,8 @@ HOST: Final = "localhost"
 
 @pytest.mark.fault("a killed worker of a Spark cluster")
 def test_a_worker_that_is_killed_loses_nothing(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """100,000 messages, each delivered once, sent while a worker is killed: the query needs both workers; it is started
-    anew when another one has taken the place of the one that was killed, and the plain reader reads meanwhile."""
+    """100,000 messages are delivered once each, although a worker is killed meanwhile: the query starts anew on another
+    worker, and the plain reader reads until then."""
     delay, target = topics.delay(partitions=PARTITIONS), topics.create("orders", partitions=2)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
     headers = [("delay-for", b"1s"), ("delay-topic", target.encode())]

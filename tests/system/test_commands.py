@@ -141,8 +141,8 @@ def test_answers_say_what_became_of_it(site: Site) -> None:
 
 @pytest.mark.fault("a cancel whose producer had another partitioner")
 def test_the_command_finds_what_another_partitioner_has_placed(site: Site) -> None:
-    """By id in whichever partition, with or without the key; `--wait` prints what became of it, also that nothing was
-    known, and of an origin."""
+    """A cancel by id finds its message in any partition, with or without the key; `--wait` prints the outcome, also for
+    an unknown id, and for an origin."""
     elsewhere = Producer({"bootstrap.servers": site.bootstrap, "partitioner": "consistent_random", "linger.ms": 0})
     for n in range(9):
         headers: list[tuple[str, str | bytes | None]] = [
@@ -200,7 +200,7 @@ def test_a_message_is_moved_while_it_waits_for_a_retry(site: Site) -> None:
 
 @pytest.mark.fault("a kill between a move and its delivery")
 def test_moves_survive_a_kill(site: Site) -> None:
-    """What was moved arrives once, at the new time, whatever the kill interrupts."""
+    """A moved message arrives once, at the new time, after a kill at any point."""
     origins = [site.send(f"{n}", ms=FAR_MS) for n in range(100)]
     for origin in origins:
         site.client.move_origin(*origin, after=timedelta(seconds=8), reply_to=site.answers, correlation=f"{origin}")

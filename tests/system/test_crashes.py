@@ -42,7 +42,7 @@ def pause(seconds: float) -> None:
 @pytest.mark.fault("kills at random moments, under load")
 @pytest.mark.timeout(1800)
 def test_no_kill_loses_or_doubles_anything(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """However often and whenever the bridge is killed, a read_committed consumer sees every message once, not early."""
+    """With any number of kills at any time, a read_committed consumer sees every message once, not early."""
     drawn = seed()
     chance = random.Random(drawn)
     delay = topics.delay(partitions=4)

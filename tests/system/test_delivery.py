@@ -429,7 +429,7 @@ def dead_letters(site: Site, marks: list[bytes]) -> dict[bytes, Record]:
 
 @pytest.mark.fault("an aborted transaction of a producer")
 def test_an_aborted_transaction_is_never_delivered(site: Site) -> None:
-    """Records of a producer's aborted transaction are never delivered, whatever surrounds them; committed ones are."""
+    """Records of a producer's aborted transaction are never delivered, in any surroundings; committed ones are."""
     target = site.topics.create("transactions")
     producer = Producer({"bootstrap.servers": site.bootstrap, "transactional.id": f"tests-{target}"})
     producer.init_transactions(30)

@@ -98,8 +98,8 @@ def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: 
 
 @pytest.mark.fault("a flood of delays")
 def test_floods_of_near_and_far_delays_stay_within_their_memory(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """Several times of what may be in memory falls due within the horizon, and as much again in days: what is ready to
-    go stays within `ready_rows.bytes`, each near message still arrives once and in time, and the far ones wait."""
+    """With several times the memory of messages due within the horizon, and as many due in days, ready rows stay within
+    `ready_rows.bytes`, near messages arrive once and in time, and far ones wait."""
     delay, target, clock = topics.delay(partitions=2), topics.create("orders", partitions=2), SystemClock()
     limits = {"ready_rows": {"bytes": READY_ROWS_BYTES}, "store": {"flush_bytes": "8MiB", "flush_interval": "5s"}}
     with (

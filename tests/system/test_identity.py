@@ -92,7 +92,7 @@ def cut_log(directory: Path, offset: int) -> None:
 
 @pytest.mark.fault("acknowledged records that the brokers lose")
 def test_a_log_that_is_cut_loses_no_record_that_is_there(site: Site) -> None:
-    """What is in the log is delivered once, old and new; what the brokers have lost is told of with its number."""
+    """Every record in the log is delivered once, old or new; the number of lost records is reported."""
     target = site.topics.create("orders")
     due_ms = SystemClock().now_ms() + AFTER_MS
     site.send(site.cut, target, range(KEPT), due_ms)

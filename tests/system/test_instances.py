@@ -33,7 +33,7 @@ SESSION: Final = {"delivery": {"session_timeout": "6s"}}
 @pytest.mark.fault("two instances of the same name")
 @pytest.mark.timeout(600)
 def test_a_second_instance_of_the_same_name_takes_over(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """A second bridge of the same name goes on where the first one is; the first says so and ends with 5."""
+    """A second bridge of the same name continues the first one's work; the first one logs that and ends with 5."""
     delay, target = topics.delay(partitions=2), topics.create("orders", partitions=2)
     load = Load(broker.bootstrap, delay, [target], seed=1, delay_ms_max=10_000)
     with (
@@ -96,8 +96,8 @@ def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics:
 @pytest.mark.fault("a rolling restart")
 @pytest.mark.timeout(600)
 def test_a_rolling_restart_is_a_pause_and_nothing_more(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """Two instances, restarted one after the other as an upgrade does: nothing is lost, doubled or very late, no
-    partition moves, and nothing that was finished is read again."""
+    """Two instances, restarted one after the other: no message is lost, doubled or very late, no partition moves, and
+    no finished record is read again."""
     delay, target = topics.delay(partitions=4), topics.create("orders", partitions=2)
     load = Load(broker.bootstrap, delay, [target], seed=3, delay_ms_max=10_000)
     clock, pauses_ms = SystemClock(), list[int]()

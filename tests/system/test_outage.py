@@ -95,7 +95,7 @@ def bridge_after_a_lost_end(cluster: LosingCluster, directory: Path) -> tuple[Ru
 def test_the_end_of_a_transaction_that_the_broker_has_lost_is_written_again(
     losing: LosingCluster, tmp_path: Path
 ) -> None:
-    """The coordinator is asked what the transaction came to, and it is ended so, and no operator has to act."""
+    """The bridge asks the coordinator for the outcome and ends the transaction accordingly, without an operator."""
     bridge, _, load = bridge_after_a_lost_end(losing, tmp_path)
     with bridge:
         bridge.start()
@@ -111,8 +111,9 @@ def test_the_end_of_a_transaction_that_the_broker_has_lost_is_written_again(
 def test_a_transaction_that_the_brokers_have_forgotten_is_an_operators_choice(
     losing: LosingCluster, tmp_path: Path
 ) -> None:
-    """Its id was initialised since. The start guesses nothing: status 4, and the command that chooses; after that the
-    next start goes on. With nothing to resolve the command changes nothing."""
+    """An operator chooses the outcome, since a later initialisation made the coordinator forget it. The start guesses
+    nothing: status 4, and the command that chooses; after that the next start goes on. With nothing to resolve the
+    command changes nothing."""
     bridge, settings, load = bridge_after_a_lost_end(losing, tmp_path)
     own = {"bootstrap.servers": losing.bootstrap, "transactional.id": settings.transactional_id}
     Producer(own).init_transactions(REFUSED_S_MAX)
@@ -142,7 +143,7 @@ def test_a_transaction_that_the_brokers_have_forgotten_is_an_operators_choice(
 
 @pytest.mark.fault("a directory of another cluster")
 def test_a_directory_of_another_cluster_is_refused(broker: Broker, fragile: EmbeddedBroker, tmp_path: Path) -> None:
-    """A directory that indexes another cluster is not used and not touched: status 4, and what to do about it."""
+    """A directory that indexes another cluster is neither used nor changed: status 4, with the remedy."""
     delay = Topics(fragile.bootstrap).delay()
     with RunningBridge(tmp_path, fragile.bootstrap, delay, spark=False) as bridge:
         bridge.start()

@@ -147,8 +147,8 @@ def mark() -> bytes:
 
 @pytest.mark.fault("header names that a client would cut")
 def test_names_that_our_client_would_cut_reach_no_target(site: Site) -> None:
-    """A header's name with NUL is another name where it would arrive: the message is a dead letter when it is due, and
-    the letter of a reject has the name whole. (Where Spark reads; the plain reader's client cuts it, too.)"""
+    """A header name with NUL would arrive as another name: the message becomes a dead letter when it is due, and the
+    letter of a reject has the whole name. (Where Spark reads; the plain reader's client cuts it, too.)"""
     site.bridge.wait_spark()
     target, delay = site.topics.create("never"), site.delay[NATIVE]
     timer, reject, fine = mark(), mark(), mark()
@@ -215,7 +215,7 @@ def test_names_that_are_no_text_arrive_with_replacements(site: Site) -> None:
 
 @pytest.mark.fault("a JVM that stands still")
 def test_a_jvm_that_stands_still_holds_up_no_message(site: Site) -> None:
-    """It is stopped, and keeps its connections: the plain reader reads within seconds, Spark again when it is back."""
+    """While the JVM is stopped, the plain reader takes over within seconds; Spark reads again when the JVM is back."""
     bridge, target, sent = site.bridge, site.topics.create("still"), [mark(), mark()]
     bridge.wait_spark()
     wait_until(lambda: bridge.reader() == "spark", ARRIVED_S_MAX, "Spark reads")
@@ -239,8 +239,7 @@ def test_a_jvm_that_stands_still_holds_up_no_message(site: Site) -> None:
 
 @pytest.mark.fault("a record that one reader cannot read, below the committed offset")
 def test_a_start_comes_up_behind_a_record_that_the_plain_reader_cannot_read(site: Site) -> None:
-    """It lies between what the index holds and the committed offset: the plain reader leaves it to Spark, which
-    does not wait for the plain reader."""
+    """The plain reader leaves the record to Spark, and neither waits for the other."""
     bridge, delay, target = site.bridge, site.delay[NATIVE], site.topics.create("behind")
     odd = [(b"x\xff", b"1"), (b"delay-for", b"20s"), (b"delay-topic", target.encode())]
     before = mark()

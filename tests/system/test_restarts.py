@@ -84,7 +84,8 @@ def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.fault("a stop and a restart with pending messages")
 def test_pending_messages_survive_a_graceful_stop(site: Site) -> None:
-    """SIGTERM ends the bridge within 10 s with status 0; what is pending, or sent meanwhile, comes after a restart."""
+    """SIGTERM ends the bridge within 10 s with status 0; pending messages, and those sent meanwhile, arrive after a
+    restart."""
     bridge = site.running()
     site.fill()
     assert bridge.stop() == 0
@@ -175,7 +176,8 @@ def test_what_is_sent_once_it_is_ready_does_not_wait_for_spark(broker: Broker, t
 
 @pytest.mark.fault("a kill in the mode at-least-once")
 def test_at_least_once_delivers(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """Without transactions everything arrives, unaltered and not early; a kill may repeat messages, but loses none."""
+    """Without transactions every message arrives, unaltered and not early; a kill may repeat messages, but loses
+    none."""
     delay = topics.delay(partitions=2)
     load = Load(broker.bootstrap, delay, [topics.create("orders")], seed=4, delay_ms_max=8_000)
     config = {**BUSY_DISK, "delivery": {"mode": "at-least-once"}}

@@ -78,8 +78,8 @@ def log_start(topics: Topics, topic: str, partition: int) -> int:
 
 @pytest.mark.fault("a retention that is shorter than the delay")
 def test_a_delay_outlives_the_retention(site: Site) -> None:
-    """A message due long after its record is gone arrives once, on time, with all that it had; as many rolls as
-    needed, and no more (RocketMQ #11156)."""
+    """A message that is due long after the deletion of its record arrives once, on time and complete, with only the
+    necessary rolls (RocketMQ #11156)."""
     target = site.topics.create("orders")
     to = ("delay-topic", target.encode())
     own = [("a", b"1"), ("none", None), ("a", b"2"), ("b", b"\xff")]
@@ -184,8 +184,8 @@ def test_a_replacement_without_a_key_is_found_in_any_partition(site: Site) -> No
 def test_rolls_survive_kills_another_window_and_a_lost_directory(
     broker: Broker, topics: Topics, tmp_path: Path
 ) -> None:
-    """Killed between rolls, started again with another window and without its index: everything arrives once, not
-    early, unaltered, and known by its first record."""
+    """Killed between rolls, and started again with another window and without its index, the bridge delivers every
+    message once, not early, unaltered and with the origin of its first record."""
     delay = topics.delay(partitions=2)
     load = Load(broker.bootstrap, delay, [topics.create("orders", partitions=2)], seed=7, delay_ms_max=25_000)
     config = {**BUSY_DISK, "roll": {"window": "2s"}}
@@ -215,8 +215,8 @@ def test_rolls_survive_kills_another_window_and_a_lost_directory(
 @pytest.mark.fault("records of pending messages deleted from the log")
 @pytest.mark.fault("records of pending messages that leave the log, and a process that is killed then")
 def test_a_topic_that_is_trimmed_under_the_bridge(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """Pending messages whose records are deleted are told of at once, by log, gauge and /readyz, and are stored at
-    once: a kill then loses none. A start without the index is refused; with it, they are delivered."""
+    """Pending messages whose records are deleted are reported at once, by log, gauge and /readyz, and stored at once: a
+    kill then loses none. A start without the index is refused; with it, they are delivered."""
     delay, target = topics.delay(config={"retention.ms": "100000"}), topics.create("orders")
     with RunningBridge(tmp_path, broker.bootstrap, delay, config={"roll": {"window": "40s"}}, spark=False) as bridge:
         bridge.start()

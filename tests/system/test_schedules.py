@@ -251,7 +251,7 @@ def test_what_is_no_schedule_is_a_dead_letter_at_once(site: Site) -> None:
 
 @pytest.mark.fault("a downtime while recurring messages fall due")
 def test_after_a_downtime_each_policy_is_kept(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """`last` delivers one tick for all that were missed, `all` each of them in order, `none` the next one only."""
+    """`last` delivers one tick for all missed ones, `all` each of them in order, `none` only the next one."""
     delay, target = topics.delay(), topics.create("orders")
     client, clock = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 0}, delay), SystemClock()
     with RunningBridge(tmp_path, broker.bootstrap, delay, spark=False) as bridge:
@@ -357,7 +357,7 @@ def test_after_a_downtime_of_an_hour(site: Site) -> None:
 def test_no_kill_loses_or_doubles_a_tick(
     broker: Broker, topics: Topics, tmp_path: Path, schedules: int, every_s: int, times: int, kills: int
 ) -> None:
-    """However often the bridge is killed: every tick of every schedule once, numbered without gaps, not early."""
+    """After any number of kills every tick of every schedule arrives once, numbered without gaps, not early."""
     delay, target = topics.delay(partitions=2), topics.create("orders", partitions=2)
     client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 0}, delay)
     chance = random.Random(7)

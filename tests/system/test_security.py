@@ -162,9 +162,8 @@ def test_no_secret_can_be_seen(secure: SecureBroker, bridge: RunningBridge, tmp_
 def test_replaced_credentials_are_taken_over_and_nothing_is_lost(
     secure: SecureBroker, bridge: RunningBridge, tmp_path: Path
 ) -> None:
-    """A new certificate, key and password while messages fall due: first the key alone, which no client takes, and
-    which is told; then what belongs to it. The old password opens no connection any more, and each message arrives
-    once."""
+    """Certificate, key and password are replaced while messages fall due; a key without its certificate is reported,
+    and no message is lost. The old password opens no connection any more, and each message arrives once."""
     count, seconds = 180, 18
     common = {**secure.admin_properties, "bootstrap.servers": secure.bootstrap}
     producer = Producer(common)

@@ -107,10 +107,9 @@ def _has_coordinator(consumer: Consumer) -> bool:
     [(mode, how) for mode in ("exactly-once", "at-least-once") for how in ("stop", "kill", "hang")],
 )
 def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode: str, how: str) -> None:
-    """The node goes away when the bridge believes that all is well: one transaction is done again, with copies in place
-    of what cannot be delivered; afterwards nothing waits for it. Where it was killed, or hangs and still takes
-    connections, that is before the brokers notice, and while they take nothing more under the first transactional id.
-    Nothing has been sent under the spare one yet.
+    """One transaction is repeated, with copies in place of undeliverable messages; later ones do not wait for the node.
+    Where it was killed, or hangs and still takes connections, that is before the brokers notice, and while they take
+    nothing more under the first transactional id. Nothing has been sent under the spare one yet.
     """
     delay = cluster.create_delay(f"delay-{mode}-{how}")
     good, late, dead = cluster.create(1), cluster.create(1), cluster.create(2)
@@ -147,8 +146,8 @@ def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode
 
 @pytest.mark.fault("a kill while a node is dead")
 def test_a_kill_under_a_spare_id_loses_and_doubles_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """A node dies that leads some targets; the bridge leaves its transaction to be aborted in the background, and is
-    killed while it delivers under another transactional id."""
+    """A kill during delivery under another transactional id, while the first one's transaction is being aborted,
+    neither loses nor doubles a message."""
     delay = cluster.create_delay("delay-spare")
     targets = [cluster.create(1), cluster.create([2, 1], [1, 2])]
     load = Load(cluster.one.bootstrap, delay, targets, seed=1, delay_ms_max=3_000)
@@ -231,7 +230,7 @@ def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.fault("a missing target")
 def test_a_topic_that_is_made_later_gets_its_messages(site: Site) -> None:
-    """Once, as they were, with origin and due time of the first record, however often they were tried."""
+    """Messages arrive once, unchanged, with origin and due time of the first record, after any number of attempts."""
     before = site.retried("unknown-target")
     site.send("made-later", b"a", b"b", key=b"k")
     site.wait_retried("unknown-target", before + 4)

@@ -60,8 +60,8 @@ def _named(value: tuple[str, ...] | Budget) -> str:
 @pytest.mark.timeout(timeout_s(180))
 @pytest.mark.parametrize(("requests", "budget"), SEARCHES, ids=_named)
 def test_whatever_arrives_late_each_message_is_seen_once(requests: tuple[str, ...], budget: Budget) -> None:
-    """Whichever request of whichever transaction arrives late or twice, and whatever fails besides, each message is
-    seen once, (O, P) never goes back, and delivery comes to its end."""
+    """With any late or repeated request of any transaction, and any other failure, each message is seen once, (O, P)
+    never goes back, and delivery ends."""
     found = search(Rules(requests=requests), budget)
     assert not found.traces, _printed(found.traces)
 

@@ -413,7 +413,7 @@ def test_the_api_has_a_way_in(tmp_path: Path) -> None:
 @needs_helm
 @pytest.mark.fault("an ingress to an API that answers to no public name")
 def test_an_ingress_leads_to_what_is_answered(tmp_path: Path) -> None:
-    """A public name is rendered only with credentials, or where the controller names the service to the bridge."""
+    """A public name is rendered only with credentials, or if the controller passes the service's name to the bridge."""
     public = {"enabled": True, "hosts": ["delays.example.com"]}
     named = {"nginx.ingress.kubernetes.io/upstream-vhost": "delays.default.svc"}
     for api in ({"existingSecret": "api", "ingress": public}, {"ingress": public | {"annotations": named}}):

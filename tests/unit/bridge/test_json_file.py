@@ -32,7 +32,7 @@ def test_what_was_written_is_read(file: JsonFile) -> None:
 @pytest.mark.parametrize("text", DAMAGED)
 @pytest.mark.fault("a damaged file in store.directory, beside the index")
 def test_a_damaged_file_is_not_taken_for_an_empty_one(file: JsonFile, text: bytes) -> None:
-    """A damaged file ends the start where going on without it may do harm, and is set aside elsewhere."""
+    """A damaged file ends the start if going on without it may do harm; otherwise it is set aside."""
     file.path.write_bytes(text)
     with pytest.raises(EnvironmentFailure, match="nothing is known") as raised:
         file.read(items)

@@ -150,7 +150,7 @@ def test_nothing_of_a_newcomer_is_delivered_before_it_is_read_up_to_its_offset(r
 
 @pytest.mark.fault("a corrupt batch below the committed offset")
 def test_a_partition_that_cannot_be_read_up_to_its_offset_holds_up_no_other(rig: Rig) -> None:
-    """A start that is told so delivers the others; the partition joins when it is read."""
+    """A start delivers the other partitions; the partition joins when it can be read."""
     rig.produce(NOW_MS, NOW_MS, source=BILLS)
     rig.committed[BILLS] = (2, (NOW_MS - 1, *BILLS, 0))  # read, and not delivered
     rig.reopen()

@@ -114,8 +114,8 @@ def test_one_message_by_its_origin() -> None:
 @pytest.mark.fault("a payload that one answer hides and another shows")
 @pytest.mark.parametrize("is_shown", [False, True])
 def test_one_rule_says_what_of_a_payload_is_shown(is_shown: bool) -> None:
-    """Values and own headers of messages and of dead letters are there exactly where http.show_payloads is on; headers
-    of the bridge always are. An export has the same rule (test_export.py)."""
+    """Values and own headers of messages and dead letters are shown only if http.show_payloads is on; headers of the
+    bridge always. An export has the same rule (test_export.py)."""
     row = message(0, value=b"secret-1", headers=(("own", b"secret-2"),))
     placed = letter(1, value=b"secret-1")
     told = replace(placed.letter, headers=[("delay-topic", b"orders"), ("own", b"secret-2")])

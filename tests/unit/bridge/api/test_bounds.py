@@ -58,7 +58,7 @@ def all_of(api: TestClient, path: str, name: str) -> Iterator[dict[str, Any]]:
 @pytest.mark.fault("keys of the size of a record in a list")
 @pytest.mark.parametrize("is_flushed", [False, True])
 def test_a_list_has_a_bound_however_long_the_keys_are(tmp_path: Path, is_flushed: bool) -> None:
-    """Keys are cut as values are, in memory too, from memory and from segments; the cursor leads through all."""
+    """Keys are cut like values, from memory and from segments; the cursor leads through all messages."""
     rig = Rig(tmp_path / "store", limits=Limits(horizon_ms=1_000))
     records = [
         Record(*ORDERS, n, NOW_MS + 3_600_000 + n, key=b"%03d" % n + ESCAPED * LONG_KEY, value=b"")
@@ -139,7 +139,7 @@ def test_one_message_has_a_bound_however_many_headers_it_has(path: str) -> None:
 
 @pytest.mark.fault("a dead letter whose target is as long as a record")
 def test_what_a_dead_letter_says_of_itself_is_cut() -> None:
-    """Producers write the target; whoever may write to the topic writes the rest."""
+    """Long texts of a dead letter are cut, since producers choose them."""
     long = b"t" * LONG_KEY
     written: h.Headers = [(name, long) for name in (h.TOPIC, h.REASON, h.REASON_DETAIL, h.ORIGIN)]
     found = read_letter([*written, (h.DLT_TOPIC, b"delay"), (h.DLT_PARTITION, b"\0\0\0\0")])

@@ -38,7 +38,7 @@ def test_an_address_for_each_view() -> None:
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", ADDRESSES)
 def test_each_view_is_the_document_with_peers(path: str, method: str) -> None:
-    """An address of the page is HTML with peers too, whatever it has in common with an address of the API."""
+    """With peers, too, an address of the page gives HTML, also if it resembles an address of the API."""
     app = application(
         Bridge(), Protection(), show_payloads=False, peers=["http://127.0.0.1:9", "http://127.0.0.1:10"], instance="i"
     )

@@ -99,7 +99,7 @@ def crowd(port: int, count: int = SILENT) -> Iterator[list[socket.socket]]:
 
 @pytest.mark.fault("idle connections without credentials on the API's port")
 def test_connections_that_say_nothing_keep_nobody_from_an_answer() -> None:
-    """However many they are, and though they come again: each request is answered, before and after them."""
+    """Each request is answered, before, during and after any number of idle connections."""
     with listener(protection=Protection(token=TOKEN)) as served:
         for _ in range(3):
             with crowd(served.port):
@@ -120,7 +120,7 @@ def test_an_address_has_a_limit_of_its_own(served: Listener) -> None:
 
 @pytest.mark.fault("a reverse proxy, behind which all users have one address")
 def test_who_has_shown_credentials_is_not_counted_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that a proxy keeps open for its users stay, more than one address may have without credentials."""
+    """Connections with credentials do not count towards the limit of one address."""
     monkeypatch.setattr("bridge.api.server.PLACE_MAX", 2)
     monkeypatch.setattr("bridge.api.server.IDLE_S", 600)
     with listener(protection=Protection(token=TOKEN)) as served, ExitStack() as stack:
@@ -138,7 +138,7 @@ def test_who_has_shown_credentials_is_not_counted_by_address(monkeypatch: pytest
 @pytest.mark.fault("a request whose head comes byte by byte")
 @pytest.mark.parametrize("first", [b"", b"GET /api/v1/count HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_the_head_of_a_request_has_a_time_limit(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the first request of a connection, and of those behind it, however often a byte comes."""
+    """The limit holds for every request of a connection, at any rate of bytes."""
     monkeypatch.setattr("bridge.api.server.HEAD_S", 0.5)
     with listener() as served, socket.create_connection(("127.0.0.1", served.port), timeout=10) as slow:
         if first:

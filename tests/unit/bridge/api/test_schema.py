@@ -45,7 +45,7 @@ def test_any_request_has_an_answer_of_the_document(case: Any) -> None:
     ],
 )
 def test_the_document_says_how_to_log_in_and_to_act(protection: Protection, security: list[Any]) -> None:
-    """The schemes that are in force, and the header that every action needs."""
+    """The OpenAPI document has the schemes in force, and the header that every action needs."""
     app = application(BRIDGE, protection, show_payloads=True, is_writable=True)
     basic, bearer = f"Basic {base64.b64encode(b'u:p').decode()}", "Bearer 0123456789abcdef"
     api = TestClient(app, base_url="http://localhost")

@@ -55,7 +55,7 @@ def version_findings(
 
 @pytest.mark.fault("brokers that are too old for exactly-once delivery")
 def test_brokers_below_the_supported_release_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exactly-once does not start on brokers older than those it was tested with; at-least-once warns."""
+    """Exactly-once does not start on brokers below the tested releases; at-least-once warns."""
     for old in ({28: 2}, SPEAKS[Release(2, 5)], SPEAKS[Release(3, 7)]):
         assert version_findings(monkeypatch, old) == [("broker version", "failed")]
         assert version_findings(monkeypatch, old, mode="at-least-once") == [("broker version", "warning")]
@@ -65,7 +65,7 @@ def test_brokers_below_the_supported_release_are_refused(monkeypatch: pytest.Mon
 @pytest.mark.fault("brokers that drop transaction markers")
 @pytest.mark.parametrize(("version", "loses"), [("4.2.2", False), ("4.3.1", True), ("4.4.0", True)])
 def test_releases_that_lose_markers_are_told(monkeypatch: pytest.MonkeyPatch, version: str, loses: bool) -> None:
-    """A start warns of brokers with KAFKA-20734, and says what prevents it."""
+    """A start warns of brokers with KAFKA-20734, with the remedy."""
     found = version_findings(monkeypatch, SPEAKS[Release.of(version)])
     assert (("transaction markers", "warning") in found) is loses
     assert loses_markers(Release.of(version)) is loses

@@ -51,7 +51,7 @@ class Bench:
 
 @pytest.mark.fault("a delay topic's configuration changes under the bridge")
 def test_a_condition_that_is_not_met_any_more_is_told_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a start would refuse is logged once, named in /readyz and counted for as long as it lasts."""
+    """A condition that a start would refuse is logged once, named in /readyz and counted until it is met again."""
     bench = Bench(monkeypatch)
     assert bench.look() == [] and bench.conditions.alarms() == ()
     bench.delay, bench.letters = [COMPACTED, warned("topic delay", "one replica", "more")], [DENIED]

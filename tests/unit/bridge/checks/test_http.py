@@ -32,7 +32,7 @@ from bridge.settings.model import Settings
     ],
 )
 def test_an_open_api_is_warned_about(http: dict[str, Any], status: str, tmp_path: Path) -> None:
-    """By `check` and by `run`, with what to set, where neither password nor address keeps strangers out."""
+    """`check` and `run` warn of an API that neither a password nor its address protects, with the remedy."""
     (tmp_path / "secret").write_text("0123456789abcdef")
     tree = {name: str(tmp_path / value) if value == "secret" else value for name, value in http.items()}
     context = Context(

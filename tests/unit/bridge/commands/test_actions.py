@@ -147,7 +147,7 @@ def test_targets_are_paused_and_resumed(bridge: Bridge, served: list[str]) -> No
 
 @pytest.mark.fault("a name that is mistyped")
 def test_a_target_that_nobody_knows_is_not_paused(bridge: Bridge, served: list[str]) -> None:
-    """Status 1, with what to do if it is meant."""
+    """An unknown target is status 1, with the way to pause it nevertheless."""
     for verb in ("pause", "resume"):
         status, out, err = invoke("targets", verb, "ordrs", *served)
         assert (status, out) == (1, "") and "unknown target ordrs" in err and "--unknown" in err

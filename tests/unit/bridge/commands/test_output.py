@@ -58,7 +58,7 @@ main()
 @pytest.mark.fault("a log that nobody reads any more")
 @pytest.mark.parametrize("is_pipe", [False, True])
 def test_the_bridge_does_not_end_by_its_log(*, is_pipe: bool) -> None:
-    """It ends with its own status where its output is closed, and without a traceback for each line."""
+    """With a closed output the bridge ends with its own status, without a traceback for each line."""
     words = [sys.executable, "-c", RUNS] if is_pipe else ["sh", "-c", f"{sys.executable} -c '{RUNS}' >&-"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -72,7 +72,7 @@ def test_the_bridge_does_not_end_by_its_log(*, is_pipe: bool) -> None:
               ["cancel", "x"], ["move", "x", "--after", "1s", "--wait", "1h"]]
 )  # fmt: skip
 def test_a_wrong_broker_is_one_line(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    """Status 3, and neither a minute of attempts nor the client's lines about them."""
+    """The command ends with status 3, without a minute of attempts or the client's own lines."""
     result = CliRunner().invoke(cli.app, [*words, "--bootstrap", "127.0.0.1:1"])
     assert result.exit_code == 3
     assert result.stderr.startswith("delay-bridge: DB-3080 cannot reach the brokers: none accepts a connection")

@@ -59,8 +59,8 @@ BROKEN: list[tuple[h.Headers, RejectReason]] = [
 @pytest.mark.fault("a dead letter that goes back as broken as it came")
 @pytest.mark.parametrize(("headers", "reason"), BROKEN)
 def test_a_record_that_is_broken_would_be_rejected_again(headers: h.Headers, reason: RejectReason) -> None:
-    """For the reason of the decoder itself, schedules that name no moment among them: it stays, and is not counted as
-    redriven."""
+    """A letter that the decoder would reject again stays, also one whose schedule has no due time, and does not count
+    as redriven."""
     assert why(headers) == reason
     assert {reason for _, reason in BROKEN} >= {_R.BAD_ORIGIN, _R.BAD_SCHEDULE}
 

@@ -431,7 +431,7 @@ def sends_large(chain: Chain) -> int:
     return chain.send([(h.FOR, b"1m"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")], b"v" * 995_000)
 
 
-@pytest.mark.fault("moves of what is too large for a copy")
+@pytest.mark.fault("moves of messages too large for a copy")
 @pytest.mark.parametrize("is_by_id", [False, True])
 @pytest.mark.parametrize(
     ("until_ms", "outcome"),
@@ -440,7 +440,8 @@ def sends_large(chain: Chain) -> int:
 def test_what_is_too_large_for_a_copy_is_not_moved(
     chain: Chain, until_ms: int, outcome: bytes, *, is_by_id: bool
 ) -> None:
-    """It is delivered when it was due, once, and the answer says why; so after a start without an index, too."""
+    """The message is delivered once, at its old due time, and the answer has the reason, also after a start without an
+    index."""
     origin = sends_large(chain)
     chain.run()
     name = partial(move_headers, "m") if is_by_id else partial(move_origin_headers, f"{DELAY}/0/{origin}")
@@ -472,7 +473,7 @@ def test_what_is_too_large_for_a_copy_is_delivered_now(chain: Chain, *, is_by_id
     assert len(chain.out[ORDERS]) == 1
 
 
-@pytest.mark.fault("moves by one id that wait together, of what is too large for a copy")
+@pytest.mark.fault("moves by one id that wait together, of messages too large for a copy")
 @pytest.mark.parametrize("is_split", [False, True])
 @pytest.mark.parametrize(
     ("minutes", "outcomes", "delivered"),
@@ -527,7 +528,8 @@ def test_a_tick_that_is_delivered_now_is_one_transaction(chain: Chain) -> None:
 
 @pytest.mark.fault("copies that come back as rejects")
 def test_a_copy_that_is_rejected_is_under_way_no_more(chain: Chain) -> None:
-    """The delay topic has producers' timestamps for a while: commands about the messages are answered afterwards."""
+    """While the delay topic has producers' timestamps, its copies come back as rejects; commands on the messages are
+    answered afterwards."""
     chain.failing = {ORDERS}
     chain.send([(h.FOR, b"1s"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")])
     chain.run()
@@ -562,8 +564,8 @@ def test_a_dead_letter_whose_copy_would_be_rejected_waits_where_it_is(chain: Cha
 def test_a_schedule_that_makes_up_for_missed_ticks_obeys_at_once(
     chain: Chain, verb: str, outcome: bytes, *, is_by_id: bool
 ) -> None:
-    """A tick after the other is due and has its copy under way: one more is delivered at most, and there is one answer
-    after a few transactions."""
+    """A command takes effect although ticks are due one after the other and their copies are in transit: one more tick
+    at most, and one answer after a few transactions."""
     said = [(h.EVERY, b"1s"), (h.TOPIC, ORDERS.encode()), (h.ID, b"r"), (h.MISSED, b"all")]
     named = f"{DELAY}/0/{chain.send(said)}"
     chain.run()
@@ -586,8 +588,8 @@ def test_a_schedule_that_makes_up_for_missed_ticks_obeys_at_once(
 
 @pytest.mark.fault("answers and copies that multiply")
 def test_a_flood_of_moves_by_one_id_costs_as_much_as_one(chain: Chain) -> None:
-    """Each is answered once, with how many messages it is about and the first of them; the last one acts, and the
-    records that are written grow with the messages and the commands, not with their product."""
+    """Each move is answered once, with the number of its messages and the first of them; the last one acts, and the
+    records grow with the sum of messages and commands, not with their product."""
     messages, moves = 120, 50
     for _ in range(messages):
         chain.send([(h.FOR, b"1m"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")])

@@ -71,7 +71,7 @@ class Bench:
 
 @pytest.mark.fault("the backlog of a pause that has ended")
 def test_what_was_put_off_is_brought_forward_at_the_rate(tmp_path: Path) -> None:
-    """Each message of the target once in a search, no more in a second than the rate says; other targets are left."""
+    """A search brings each message of the target forward once, within the rate; other targets are not affected."""
     bench = Bench(tmp_path, 250)
     assert bench.resuming.look() == resuming.LOOK_S and not bench.sent, "it is paused still, or never was"
     bench.resume()

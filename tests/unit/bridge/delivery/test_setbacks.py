@@ -56,8 +56,8 @@ class Bench:
 
 @pytest.mark.fault("a target without traffic that is retried every ten minutes")
 def test_a_target_fails_for_as_long_as_messages_wait_for_it() -> None:
-    """However rarely they are tried again; the API and the metric say the same, and no longer than ten seconds after it
-    is well, or once nothing waits for it."""
+    """The target counts as failing while messages wait for it, at any rate of attempts, and for at most ten seconds
+    after its recovery; API and metric agree."""
     bench = Bench()
     bench.commit(bench.timer(1, "orders"), bench.timer(2, "bills"))
     assert bench.shown() == ({"orders": "unknown-target"}, {"(unknown)"})

@@ -76,15 +76,15 @@ def test_what_a_process_leaves_that_dies_says_nothing_of_other_partitions(readin
 
 @pytest.mark.fault("a word of the JVM's own in the answer of the process that reads batches")
 def test_what_is_no_answer_makes_no_batch_corrupt(reading: Reading) -> None:
-    """A partition would be held for it, and an operator may skip the batch."""
+    """Output of the JVM itself makes no batch corrupt, since its partition would be held."""
     with pytest.raises(EnvironmentFailure) as raised:
         reading(b"[0.001s][warning][gc] something is deprecated\n" + end(4), KILLED)
     assert raised.value.code == "DB-3060"
 
 
-@pytest.mark.fault("a log that ends in front of, or begins behind, what is read batch by batch")
+@pytest.mark.fault("a log that ends before, or begins behind, the offsets that are read batch by batch")
 def test_an_offset_that_the_log_does_not_have_is_no_failure_of_the_process(reading: Reading) -> None:
-    """Records are gone: that has its own error and its own end, and is not tried again for ever."""
+    """Missing records have an error of their own, which ends the reading, without endless attempts."""
     with pytest.raises(StateError) as raised:
         reading(b"G" + struct.pack(">q", 4))
     assert raised.value.code == RECORDS_GONE
@@ -96,7 +96,7 @@ def test_an_offset_that_the_log_does_not_have_is_no_failure_of_the_process(readi
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="no Linux")
 @pytest.mark.fault("memory that runs out while a batch is unpacked")
 def test_the_kernel_ends_this_process_first(reading: Reading, tmp_path: Path) -> None:
-    """Where memory runs out the process that unpacks a batch goes, and not the bridge; so from before its first one."""
+    """The kernel ends the process that unpacks a batch, and not the bridge."""
     reading(end(4) + end(7), first=f"head -c 1 > /dev/null; cat /proc/$$/oom_score_adj > {tmp_path}/score")
     assert (tmp_path / "score").read_text() == "1000\n"
 

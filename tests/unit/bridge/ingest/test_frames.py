@@ -180,7 +180,8 @@ def test_a_disk_that_fails_is_no_end_of_a_task(bench: Bench) -> None:
 
 @pytest.mark.fault("no descriptor left for a connection")
 def test_a_connection_that_cannot_be_accepted_is_accepted_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For want of a descriptor or of a thread; after a minute of that the query fails, and says why."""
+    """The bridge accepts the connection when a descriptor or a thread is free; after a minute the query fails with the
+    reason."""
     monkeypatch.setattr(module, "AGAIN_S", 0.01)
     made, accept, failures = Bench(), FrameReceiver._accept_one, [OSError(24, "Too many open files")] * 3
 

@@ -491,7 +491,8 @@ def test_quiet_partitions_are_asked_where_they_end(made: Callable[..., Bench]) -
 
 @pytest.mark.fault("a record that the plain reader cannot read")
 def test_what_the_plain_reader_leaves_is_read_batch_by_batch_at_once(made: Callable[..., Bench]) -> None:
-    """Also below the committed offset, where the query waits for the plain reader: neither waits for the other."""
+    """The record is read batch by batch at once, also below the committed offset: query and plain reader do not wait
+    for each other."""
     bench = made({A: 5, B: 2})
     bench.plain.log |= {A: 5, B: 2}
     bench.plain.cannot_read[A] = 3
@@ -503,7 +504,8 @@ def test_what_the_plain_reader_leaves_is_read_batch_by_batch_at_once(made: Calla
 
 @pytest.mark.fault("a corrupt batch under the query")
 def test_a_query_goes_on_without_the_partition_that_it_fails_at(made: Callable[..., Bench]) -> None:
-    """What ended it is looked at first. When the batch is whole again, the query is started anew with its partition."""
+    """The batch that ended the query is examined first. When the batch is whole again, the query is started anew with
+    its partition."""
     bench = made()
     bench.begin()
     first = bench.next_stream()

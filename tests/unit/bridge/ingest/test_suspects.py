@@ -57,7 +57,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.mark.fault("a record that memory cannot hold")
 def test_a_record_that_cannot_be_held_becomes_a_dead_letter_without_a_body(bench: Bench) -> None:
-    """Its place, its time and its size are in it. What lies before and behind it is read, in order."""
+    """A dead letter has the place, time and size of the record. What lies before and behind it is read, in order."""
     bench.batches.finds[A] = [BOMB]
     bench.suspects.suspect({A: 0}, "a test")
     assert bench.suspects.names == {A} and bench.suspects.trusted({A: 0, B: 3}) == {B: 3}
@@ -72,7 +72,7 @@ def test_a_record_that_cannot_be_held_becomes_a_dead_letter_without_a_body(bench
 
 @pytest.mark.fault("a corrupt batch")
 def test_a_corrupt_batch_holds_its_partition_alone(bench: Bench) -> None:
-    """It is looked at again from time to time: a broker that is replaced may bring it back."""
+    """The bridge looks at the batch again from time to time: a replaced broker may bring it back."""
     bench.batches.finds[A] = [TORN]
     bench.suspects.suspect({A: 0, B: 0}, "a test")
     assert not bench.look() and not bench.look()
@@ -208,7 +208,7 @@ def test_a_mark_that_cannot_be_read_marks_nothing(tmp_path: Path, text: str) -> 
 
 @pytest.mark.fault("a mark of two threads at once")
 def test_a_mark_of_what_has_ended_java_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plain reader's thread, which notes where it is at the same time, does not write over it."""
+    """The plain reader's note of its place does not overwrite the mark of another thread."""
     mark, write = ReadingMark(tmp_path), ReadingMark._write
     ended = threading.Thread(target=mark.distrust, args=({A: 5},))
 

@@ -223,8 +223,8 @@ ELSEWHERE: Final = {
 @pytest.mark.fault("two workers that wait for each other")
 @pytest.mark.parametrize("wait", list(EDGES), ids=[wait.name for wait in EDGES])
 def test_each_wait_ends_as_the_table_says(bench: Bench, wait: Wait) -> None:
-    """When its time is over, and not before, the next step is done by someone who does not need what is waited for: a
-    JVM that stands still, a record that one reader cannot read, a session that does not come."""
+    """After its deadline, and not before, a wait ends with a next step that does not depend on its result: for a JVM
+    that hangs, a record that one reader cannot read, a session that does not start."""
     EDGES[wait](bench)
 
 
@@ -270,8 +270,8 @@ def test_a_machine_that_stood_still_has_not_waited() -> None:
 
 @pytest.mark.fault("partitions that nobody reads during a hand-over")
 def test_a_hand_over_waits_for_the_task_of_each_partition() -> None:
-    """On a slow machine they begin one after the other, seconds apart: the plain reader reads until the last one has
-    begun, and has had the time to fetch."""
+    """The plain reader reads until the last task has begun and has had time to fetch, although tasks begin seconds
+    apart on a slow machine."""
     hand_over, now_s = HandOver({A: 0, B: 0}, 0.0), 50.0
     hand_over.task_begins(1.0)
     assert not hand_over.is_over({A: 9, B: 0}, {}, now_s)

@@ -32,7 +32,8 @@ def list_offsets(asked: Mapping[TopicPartition, object], **_: object) -> dict[To
 
 @pytest.mark.fault("a partition of a delay topic that has no leader")
 def test_a_partition_without_a_leader_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The periodic look at the logs has the others; where all are needed there is an error."""
+    """The periodic look at the logs reports the other partitions; a look-up that needs all of them fails with an
+    error."""
     client = mock.Mock(list_offsets=list_offsets)
     monkeypatch.setattr(admin, "AdminClient", lambda *_, **__: client)
     monkeypatch.setattr(admin, "_ELECTION_S", -1.0)

@@ -93,7 +93,7 @@ def ask_leader(admin: AdminClient) -> Any:
 @pytest.mark.fault("a dead node that the brokers still name")
 @pytest.mark.parametrize("ask", [ask_controller, ask_leader])
 def test_a_question_for_a_dead_node_costs_a_few_attempts(ask: Any) -> None:
-    """While a question for it waits, connections to it are tried with a back-off, and take no processor."""
+    """While a question for the node waits, connections to it are tried with a back-off, and take little CPU."""
     lines: list[str] = []
     with brokers_with_a_dead_node() as bootstrap:
         settings = Settings.of({"kafka": {"common": {"bootstrap.servers": bootstrap}}})

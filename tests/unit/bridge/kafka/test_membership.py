@@ -98,7 +98,7 @@ def test_a_commit_of_anothers_that_is_not_the_bridges_is_left_out() -> None:
 @pytest.mark.parametrize(("timeout_s", "code"), [(0.0, "DB-3007"), (None, "DB-4007")])
 @pytest.mark.fault("a short question about offsets that stay pending")
 def test_only_a_whole_wait_for_pending_offsets_is_explained(timeout_s: float | None, code: str) -> None:
-    """Delivery waits for the time that it has given the brokers, and not for the reason why they do not answer."""
+    """Delivery waits within its time budget for the brokers, and not for an explanation of their silence."""
     ownership = Ownership(
         config={}, group_id="g", instance_id="i", topics=["delay"], listener=Listener(), clock=SystemClock(),
         pending_s=0, explain=lambda: StateError("they have forgotten", hint="Choose.", code="DB-4007"),

@@ -521,7 +521,7 @@ def test_a_log_that_was_cut_is_read_again_beside_the_others(rig: Rig) -> None:
 
 @pytest.mark.fault("records of pending messages that are gone from a log that was cut as well")
 def test_what_is_gone_of_a_log_that_was_cut_is_no_reason_to_refuse(rig: Rig) -> None:
-    """The index has it, and still has it at the start after, however little was read in between."""
+    """The index has the messages, also at the next start, even if few records were read in between."""
     rig.cut(1, BILLS)
     for _ in range(2):
         bench = Bench(rig)
@@ -572,7 +572,7 @@ def test_a_log_that_was_cut_before_a_start_is_not_delivered_from(rig: Rig) -> No
 
 @pytest.mark.fault("a log that is cut while a start catches up")
 def test_a_log_that_is_cut_while_a_start_catches_up_ends_that_start(rig: Rig) -> None:
-    """The looks at the logs go on meanwhile: no start waits for records that are in no log any more."""
+    """Logs are watched during the start: no start waits for records that the log has lost."""
     bench = Bench(rig)
     context = bench.pipeline._context
     changes = [Change.NONE, Change.HELD]

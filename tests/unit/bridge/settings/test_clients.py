@@ -259,7 +259,7 @@ def test_what_java_cannot_do_is_refused(properties: dict[str, str], needle: str)
     ],
 )
 def test_a_value_that_only_one_client_takes_is_refused_by_its_name(properties: dict[str, str], needle: str) -> None:
-    """Before the start delivers anything: Spark's client would end it a minute later."""
+    """The start refuses the value before it delivers, since Spark's client would fail a minute later."""
     with pytest.raises(ConfigurationError) as caught:
         translate(properties)
     assert needle in str(caught.value)

@@ -80,7 +80,8 @@ def value_of(loaded: Settings, path: str) -> str | None:
 def test_a_text_stays_as_it_is_written_or_is_refused(
     path: str, text: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever YAML 1.1 would read in it; only nothing, `~` and `null` are none, where a setting may be that."""
+    """A text is taken literally, against YAML 1.1; only an empty value, `~` and `null` mean none, if the setting allows
+    that."""
     file = tmp_path_factory.getbasetemp() / "text.yaml"
     file.write_text(TEXTS[path].format(text))
     try:
@@ -145,7 +146,7 @@ def refused(tmp_path: Path, text: str | bytes, env: dict[str, str] | None = None
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused_in_a_sentence(tmp_path: Path, text: str | bytes, said: str) -> None:
-    """Status 2, with the key, or the problem, and the line."""
+    """The file is refused with status 2, the key or the problem, and the line."""
     assert said in refused(tmp_path, text)
 
 
@@ -186,7 +187,8 @@ def test_what_is_merged_may_be_overridden(tmp_path: Path) -> None:
     ],
 )
 def test_a_variable_that_cannot_be_meant_is_refused(tmp_path: Path, env: dict[str, str], said: str) -> None:
-    """With its name: a default, a third key or a pattern that matches nothing would be silent."""
+    """The variable is refused with its name: its effect, such as a default or a pattern without a match, would be
+    silent."""
     assert said in refused(tmp_path, "delay_topics: {my.delay: {}, my-delay: {}}", env)
 
 

@@ -330,7 +330,7 @@ def test_no_secret_is_ever_printed(tmp_path: Path) -> None:
     ],
 )
 def test_a_secret_part_of_a_value_is_masked(tree: dict[str, Any], seen: str) -> None:
-    """In what is printed of the configuration, and in the log, whichever key it stands under."""
+    """Printed configuration and log mask the secret, under any key."""
     settings = Settings.of(tree)
     for shown in (json.dumps(settings.masked()), repr(settings), repr(settings.tracing), repr(settings.spark)):
         assert CANARY not in shown

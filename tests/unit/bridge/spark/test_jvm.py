@@ -72,7 +72,7 @@ def test_the_reason_is_the_jvms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     script: str, reason: str, hint: str,
 ) -> None:  # fmt: skip
-    """The error has the JVM's own words, and blames a missing Java only where there is none."""
+    """The error has the JVM's own words, and blames a missing Java only if Java is missing."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text(f"#!/bin/sh\n{script}\n")

@@ -72,7 +72,7 @@ def test_no_room_is_an_error_that_names_the_directory(tmp_path: Path) -> None:
 
 @pytest.mark.fault("a temporary directory with a path that is too long for a socket")
 def test_a_socket_gets_a_path_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the temporary directory's path is too long, another directory is used."""
+    """Another directory takes the place of a temporary directory whose path is too long."""
     long = tmp_path / ("d" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))

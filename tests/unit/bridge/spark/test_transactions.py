@@ -33,7 +33,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
 @pytest.mark.fault("a word of the JVM's own in the answer of the process that asks coordinators")
 @pytest.mark.parametrize("first", ["", "echo '[0.001s][warning][gc] it is deprecated'", r"printf 'caf\351\n'"])
 def test_what_the_jvm_says_first_is_no_answer(asked: Asked, first: str) -> None:
-    """Of its options, say, in whatever encoding: else no start would deliver after a kill."""
+    """Output of the JVM itself, in any encoding, does not keep a start after a kill from delivering."""
     assert asked(f"{first}\necho Ongoing\necho -") == {"a": "Ongoing", "b": None}
 
 

@@ -208,8 +208,8 @@ def test_what_is_wrong_with_the_partition_of_another_stops_nobody_else(
 
 @pytest.mark.fault("a delay topic that gains partitions while several instances run")
 def test_an_added_partition_is_begun_by_its_owner() -> None:
-    """The first commit of a partition that is added waits for no other instance, of which none may look; and the
-    counts of the topic's partitions are right in whatever order they are begun."""
+    """The first commit of an added partition waits for no other instance, and the counts of the topic's partitions are
+    right for any order of first commits."""
     commits = {0: state(5, 2), 1: state(5, 2)}
     marks = topic((0, 9), (0, 9), (0, 0), (0, 0))
     for order in ((2, 3), (3, 2)):

@@ -35,7 +35,8 @@ def looked(expected: int, start: int, end: int, epoch: int = -1) -> Looked:
     ],
 )
 def test_a_partition_is_in_doubt_as_the_table_says(id_now: str | None, now: Looked, doubt: Doubt | None) -> None:
-    """Topic id, log start and log end against what was read; of the others nothing is said."""
+    """Topic id, log start and log end are compared with the bridge's record of them; healthy partitions cause no
+    report."""
     ids = {"b": "well"} | ({} if id_now is None else {"a": id_now})
     found = findings({"a": "id", "b": "well"}, ids, {A: now, B: WELL})
     assert found == ({} if doubt is None else {A: doubt})

@@ -207,7 +207,7 @@ def test_what_a_start_refuses_is_held_while_others_are_delivered(site: Scripted)
 
 @pytest.mark.fault("a retention that becomes shorter than the roll window, at a rebalance")
 def test_a_topic_that_keeps_its_records_too_briefly_is_held_alone(site: Scripted) -> None:
-    """A running bridge delivers its other topics on; a start is refused as a whole."""
+    """A running bridge goes on with its other topics; a start is refused."""
     error = ConfigurationError("roll.window is not shorter", hint="Raise it.", topic="a", code="DB-2013")
     assert site.watch.refuse(error, OWNED) and site.watch.without(OWNED) == {C}
     assert site.watch.counts() == {("a", "refused"): 2}
@@ -217,7 +217,7 @@ def test_a_topic_that_keeps_its_records_too_briefly_is_held_alone(site: Scripted
 
 @pytest.mark.fault("brokers that do not answer about partitions that come to a running bridge")
 def test_a_partition_that_comes_and_gets_no_answer_is_tried_again(site: Scripted) -> None:
-    """Those that are delivered go on. Where nothing is, as at a start, the process ends."""
+    """The other partitions are delivered meanwhile. Where nothing is, as at a start, the process ends."""
     error = EnvironmentFailure("cannot look up offsets", hint="Check the brokers.", code="DB-3002")
     assert not site.watch.refuse(error, OWNED) and not site.watch.refuse(error, OWNED, OWNED)
     assert site.watch.refuse(error, OWNED, {C}) and site.watch.without(OWNED) == {C}
@@ -274,7 +274,7 @@ def test_elections_are_looked_into_once(site: Scripted) -> None:
 @pytest.mark.fault("a former leader that answers after an election")
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_former_leader_moves_nothing_back(site: Scripted, epoch: int) -> None:
-    """Its log ends below what was read under the leader after it; nothing is held, and nothing delivered twice."""
+    """A former leader whose log ends too early holds no partition, and no message is delivered twice."""
     site.marks[A], site.later[A] = Watermarks(start=0, end=45, epoch=epoch), {2: 60}
     site.expected[A] = 70
     with capture_logs() as entries:
@@ -339,7 +339,7 @@ def test_a_hold_takes_effect_though_another_cannot_be_mended(site: Scripted) -> 
 
 @pytest.mark.fault("a committed state that is not the bridge's, of a partition whose log was cut")
 def test_a_state_that_cannot_be_mended_holds_its_partition_alone(site: Scripted) -> None:
-    """The look goes on, others are mended; it stays held, and says why."""
+    """The partition stays held, with the reason; the bridge looks at the others and mends them."""
     for name in (A, B):
         site.marks[name] = Watermarks(start=0, end=40, epoch=2)
     assert site.look() is Change.HELD
@@ -369,8 +369,8 @@ def started(site: Scripted, read_under: tuple[int, int] | None) -> Any:
 def test_a_log_that_was_cut_before_a_start_is_held_then_mended(
     site: Scripted, end: int, grown: bool, committed: int
 ) -> None:
-    """The committed state says what was read under which leaders: so a start, of any instance, takes what was written
-    since for new. O goes back if it lies above; if not, an index may know cancels from above."""
+    """The committed state contains the leaders of the records that were read, so a start of any instance recognises
+    newer records as new. O goes back if it lies above; if not, an index may know cancels from above."""
     cluster = started(site, (60, 1))
     site.committed[A] = replace(site.committed[A], offset=committed)
     site.marks[A] = Watermarks(start=0, end=end, epoch=2)

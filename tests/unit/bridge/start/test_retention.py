@@ -98,8 +98,8 @@ def test_a_retention_that_is_too_short_is_told_once(bench: Bench) -> None:
 
 @pytest.mark.fault("records of pending messages that leave the log")
 def test_pending_messages_without_a_record_are_an_alarm_and_not_the_end(bench: Bench) -> None:
-    """They are in the index alone, at first in memory: the log, the gauge and /readyz say so, and that they are gone is
-    to be committed, until they are delivered."""
+    """The messages are in the index alone, at first in memory: log, gauge, /readyz and the committed state report that
+    until they are delivered."""
     bench.rig.produce(FAR, FAR + 1, FAR + 2)
     bench.rig.ingest()
     assert bench.look(5 * HOUR) == []

@@ -223,7 +223,8 @@ def places(server: ManagementServer) -> set[tuple[str, int]]:
 
 @pytest.mark.fault("idle connections on the port of the probes")
 def test_a_connection_without_a_request_goes_after_five_seconds(bench: Bench) -> None:
-    """One whose request is under way has more; one address never has more than half of the connections."""
+    """A connection without a request ends after five seconds, one with a request later; one address never has more than
+    half of the connections."""
     gate, asked = threading.Event(), threading.Event()
 
     def snapshot() -> StoreSnapshot:

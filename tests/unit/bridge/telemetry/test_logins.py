@@ -23,7 +23,8 @@ WRONG = f"Basic {base64.b64encode(b'u:wrong').decode()}"
 
 @pytest.mark.fault("somebody who tries passwords")
 def test_failed_logins_are_counted_and_told_once_a_minute() -> None:
-    """At both ports, with the client's address and never with the password; a request without one is none."""
+    """Failed logins at both ports are counted and logged with the client's address, never with the password; a request
+    without a password is no login."""
     clock, metrics = ManualClock(), Metrics()
     logins = Logins(clock, metrics.login_failed)
     api = TestClient(application(Bridge(), PROTECTION, show_payloads=False, logins=logins), base_url="http://localhost")

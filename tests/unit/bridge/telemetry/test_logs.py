@@ -62,7 +62,7 @@ def test_a_client_without_brokers_is_logged_now_and_then() -> None:
 
 @pytest.mark.fault("a JVM that prints without end")
 def test_output_of_the_jvm_is_rationed() -> None:
-    """Of a flood the first lines of each period are logged, and the others are counted."""
+    """The first lines of each period are logged, and the others are counted."""
     out = io.StringIO()
     logs.configure(format="json", stream=out)
     logger = logging.getLogger(logs.JVM_LOGGER)
@@ -139,8 +139,8 @@ def test_an_exception_stays_in_one_json_line() -> None:
 @pytest.mark.fault("log lines by producers")
 @pytest.mark.parametrize("event", sorted(logs.BY_RECORDS))
 def test_what_records_cause_is_a_few_lines_and_a_number(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand records of a kind that is logged are a few lines, and the next one after a while says how many were
-    left out; whatever else happens is logged."""
+    """A thousand records with the same log line cause a few lines, and a later one has the number of the others; all
+    other events are logged."""
     out, now_s = io.StringIO(), [1_800_000_000.0]
     logs.configure(format="json", stream=out)
     monkeypatch.setattr("logging.time.time", lambda: now_s[0])

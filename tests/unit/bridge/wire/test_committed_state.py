@@ -328,8 +328,7 @@ def test_cuts_and_epochs_are_read_back() -> None:
 
 @pytest.mark.fault("pauses of targets near the limit of the metadata")
 def test_a_pause_that_was_written_does_not_vanish() -> None:
-    """Where there is no room for all that was said of targets, what a partition says already stays, in its newest
-    version: only what is new is left to other partitions."""
+    """With too little room a partition keeps the newest version of its pauses; only new ones go to other partitions."""
     epochs = tuple(DecodeEpoch(offset=i, parameters=parameters(levels_ms=tuple(range(i, i + 60)))) for i in range(14))
     state = replace(initial_state(offset=5, topic_id="t", partitions=1, parameters=A), epochs=epochs)
     said = tuple(Pause(name=f"orders-{number:03}", changed_ms=1_000 - number) for number in range(60))
@@ -349,8 +348,8 @@ def test_a_pause_that_was_written_does_not_vanish() -> None:
 
 @pytest.mark.fault("an upgrade from a version that knows of no epochs of leaders")
 def test_what_was_read_under_which_leaders_is_passed_over_by_earlier_versions() -> None:
-    """Where something was delivered, it stands behind P, of which those read the first four parts: so a partition that
-    goes back to one of them in a rolling upgrade does not end it."""
+    """Leader epochs stand behind P, where earlier versions do not look, in partitions with a delivery: a rolling
+    upgrade may return such a partition to an earlier version."""
     state = replace(initial_state(offset=5, topic_id="t", partitions=1, parameters=A), position=(9, "d", 0, 3))
     told = json.loads(replace(state, read_under=(5, 2)).metadata())
     known = json.loads(state.metadata())
@@ -377,8 +376,8 @@ def test_a_start_refuses_a_partition_whose_text_may_become_too_long() -> None:
 @pytest.mark.fault("metadata near the limit, as cuts, marks and steps come")
 @given(st.data())
 def test_what_a_start_accepts_fits_whatever_comes(data: st.DataObject) -> None:
-    """P moves to a longer topic, the log is cut and trimmed, the clock set back, leaders change: no text is too long,
-    and nothing is left out of it but epochs of leaders, and cuts but the last."""
+    """After moves to a longer topic, cuts, trims, clock steps and new leaders no metadata is too long, and only leader
+    epochs, and cuts except the last, are left out."""
     state = long_state(data.draw(st.integers(2_900, METADATA_CHARS_MAX - 100)))
     try:
         state.must_fit(SOURCE)

@@ -239,8 +239,8 @@ def calls(ask: Callable[[], object]) -> int:
 @pytest.mark.parametrize(("expression", "zone"), EXHAUSTING)
 @pytest.mark.parametrize("start", ["1995-06-01", "2011-12-29", "2026-10-25", "2028-03-01", "9999-12-30"])
 def test_an_expression_costs_little_even_if_it_never_fires(expression: str, zone: str, start: str) -> None:
-    """The next tick of any expression, after any moment and in any zone, takes a bounded number of steps, and the last
-    one of ten years that were missed a few dozen times as many: thousands of such records may come at once."""
+    """The next tick of any expression, after any time and in any zone, takes a bounded number of steps, and the last of
+    ten missed years a few dozen times as many: thousands of such records may come at once."""
     cron, moment = Cron(expression, zone), ms(datetime.fromisoformat(start).replace(tzinfo=UTC))
     assert calls(lambda: cron.next_after(moment)) < CALLS_MAX
     assert calls(lambda: cron.last_until(moment - 3_650 * 86_400_000, moment)) < 20 * CALLS_MAX

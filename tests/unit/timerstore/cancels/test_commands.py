@@ -750,8 +750,8 @@ def test_the_lock_is_held_for_so_many_messages(rig: Rig, monkeypatch: pytest.Mon
 
 @pytest.mark.fault("an index that is lost between a command by origin and its copy")
 def test_a_finished_command_has_acted_on_every_pending_row_below_it(rig: Rig) -> None:
-    """A move by origin acts, though an older one about the same message is on its way: read again without an index, its
-    tombstone covers nothing that is still to be delivered."""
+    """A move by origin acts although an older one on the same message is in transit: read again without an index, its
+    tombstone covers no pending message."""
     write(rig, FAR_MS)
     rig.ingest()
     write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 1, origin=0)

@@ -17,7 +17,7 @@ FAR = NOW_MS + 10_000_000
 @pytest.mark.fault("acknowledged records that the brokers lose, in the index")
 @pytest.mark.parametrize("flushed", [0, 3, 6])
 def test_rows_above_a_cut_leave_and_what_is_written_there_is_new(tmp_path: Path, flushed: int) -> None:
-    """However much of them was in segments: each record of the log as it is now is delivered once."""
+    """Each record of the present log is delivered once, for any number of lost records in segments."""
     rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=Limits(horizon_ms=1_000))
     rig.produce(NOW_MS, *(FAR + i for i in range(flushed)))
     rig.produce(FAR, source=BILLS)
@@ -40,8 +40,8 @@ def test_rows_above_a_cut_leave_and_what_is_written_there_is_new(tmp_path: Path,
 @pytest.mark.fault("cancels that the brokers lose")
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_a_cancel_above_a_cut_covers_nothing_any_more(tmp_path: Path, is_committed: bool) -> None:
-    """Neither what it had cancelled, nor what was written there since under its id; those below still do. So it is
-    where they were read and stored ahead of the committed offset, which lies below the cut."""
+    """A lost cancel covers neither its former messages nor newer ones of its id; cancels below the cut keep their
+    effect. So it is where they were read and stored ahead of the committed offset, which lies below the cut."""
     rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=Limits(horizon_ms=1_000))
     log = rig.log[ORDERS]
     for id in ("kept", "gone", "both"):
@@ -76,8 +76,8 @@ def elsewhere(rig: Rig, cut: int, *new: int) -> None:
 @pytest.mark.fault("a log that was cut while another instance had the partition")
 @pytest.mark.parametrize("restarts", [1, 2])
 def test_an_index_that_does_not_know_a_cut_is_not_trusted(tmp_path: Path, restarts: int) -> None:
-    """Neither when the partition comes back nor after a start: what it has from above the cut leaves, and the new
-    records at those offsets are read, though all of them lie below the committed offset."""
+    """Rows from above the cut leave the index, when the partition comes back and after a start, and the new records
+    there are read, even below the committed offset."""
     rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=Limits(horizon_ms=1_000))
     rig.produce(NOW_MS, *(FAR + i for i in range(5)))
     rig.produce(FAR, source=BILLS)
@@ -146,7 +146,7 @@ def test_what_is_gone_of_a_log_that_was_cut_is_kept(tmp_path: Path, cut: int, st
 
 @pytest.mark.fault("a partition that leaves while it is read again, after Kafka has lost records of it")
 def test_what_is_kept_of_a_partition_stays_while_another_instance_has_it(tmp_path: Path) -> None:
-    """With its rows, through flushes and compactions of the others; both leave after ten minutes."""
+    """Its rows stay with it through flushes and compactions of other partitions; both leave after ten minutes."""
     rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=Limits(horizon_ms=1_000))
     rig.produce(*(FAR + i for i in range(6)))
     rig.produce(FAR, source=BILLS)

@@ -52,7 +52,7 @@ def test_rows_above_a_cut_are_other_records() -> None:
 
 @pytest.mark.fault("a log that is cut while a copy written into it is in doubt")
 def test_copies_behind_a_cut_are_looked_for() -> None:
-    """A leader with less of the log has taken what the transaction wrote, below the O of before."""
+    """Copies that a leader with a shorter log has lost are looked up, and written again."""
     left = replace(DOUBT, since=9, rows={3: (3, 0, False)}).under(NAME, replace(BEFORE, offset=5, cuts=((7, 4),)))
     assert left is not None and left.since == 4
 

@@ -112,7 +112,7 @@ def test_a_topic_without_read_is_told_and_the_others_are_read() -> None:
 
 @pytest.mark.fault("a broker that does not know a topic yet, during such a look-up")
 def test_a_topic_is_gone_when_it_was_missing_for_a_minute() -> None:
-    """A topic that is missing is asked for again for a minute: until then its records may be there."""
+    """The bridge asks for a missing topic for a minute, since its records may be there until then."""
     site = Site()
     assert site.run("gone") == {"gone": MISSING}
     site.clock.advance(1_000 * 60)

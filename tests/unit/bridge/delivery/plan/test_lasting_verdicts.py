@@ -70,8 +70,8 @@ class Rig:
 @pytest.mark.parametrize("reason", CHANGES)
 @given(data=st.data())
 def test_no_dead_letter_rests_on_knowledge_from_before_its_message(reason: str, data: st.DataObject) -> None:
-    """Whatever about a topic makes a dead letter of a message, the brokers are asked first, if they were last asked
-    before the message was due or was written: what has changed by then counts."""
+    """Before a property of a topic makes a dead letter, the brokers are asked again if the last answer is older than
+    the message: a change in time counts."""
     before, after, more = CHANGES[reason]
     rig = Rig()
     rig.brokers.topics["orders"] = before

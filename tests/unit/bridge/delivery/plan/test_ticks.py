@@ -345,7 +345,7 @@ def test_a_paused_schedule_stays_paused_when_it_rolls() -> None:
 
 @pytest.mark.fault("forged copies of schedules")
 def test_a_schedule_that_has_begun_passes_the_bound_on_its_interval() -> None:
-    """A copy says what its sender likes: one whose interval is too short ends, and its letter names the bound."""
+    """A forged copy with an interval that is too short ends, and its letter names the bound."""
     plan, written = planned(tick(4, NOW - 3_650 * 86_400_000, every="1ms", missed="all"))
     assert list(written) == ["delay.dlt"]
     (letter,) = written["delay.dlt"]

@@ -32,8 +32,8 @@ def told() -> Told:
 @pytest.mark.fault("a request that arrives late in the next transaction of its id")
 @pytest.mark.parametrize("line", [CUT, TIMED_OUT])
 def test_a_connection_that_breaks_renews_the_id(line: tuple[str, str]) -> None:
-    """A transactional id has a new epoch before its next transaction where a request of its last one may have been
-    sent more than once. Another id goes on meanwhile."""
+    """A transactional id gets a new epoch before its next transaction if a request of its last one may have been sent
+    more than once. Another id goes on meanwhile."""
     told = Told()
     told.writer.open()
     told.background()
@@ -111,7 +111,7 @@ def test_a_good_commit_costs_nothing(told: Told) -> None:
 
 @pytest.mark.fault("brokers that are away while nothing is due")
 def test_no_log_of_a_client_grows_while_nothing_is_delivered(told: Told) -> None:
-    """The dispatcher lets the news of all producers in between its steps, so that an outage fills no memory."""
+    """The dispatcher reads the news of all producers between its steps, so an outage fills no memory."""
     for made in told.made:
         made._log = [REFUSED] * 100
     told.writer.look_after()
@@ -207,7 +207,7 @@ def test_without_the_rule_the_id_goes_on() -> None:
 @pytest.mark.fault("a transaction that was ended by a late request")
 @pytest.mark.parametrize("step", ["offsets", "commit", "abort", "poll"])
 def test_it_is_told_by_whatever_call_finds_out(told: Told, step: str) -> None:
-    """A transaction that ended before the bridge asked for it is neither taken for committed nor for aborted."""
+    """A transaction that ended before the bridge asked for its end counts neither as committed nor as aborted."""
     told.writer.send(batch(b"a"))
     told.producer.forever[step] = UNASKED
     end = told.writer.abort if step in ("abort", "poll") else lambda: told.writer.commit([], None, lambda _: False)
@@ -247,8 +247,8 @@ def test_a_commit_that_is_asked_for_twice_does_not_hide_it(told: Told) -> None:
 @pytest.mark.parametrize("in_haste", [False, True])
 @pytest.mark.parametrize("sent", ["nothing", "a record in flight", "an acknowledged one", "one of a part", "offsets"])
 def test_an_abort_tells_of_it_unless_nothing_was_sent(told: Told, sent: str, in_haste: bool) -> None:
-    """A transaction that had ended unasked is told from one that never began, before anything is planned again: what is
-    in flight may be visible, be the abort in haste or not."""
+    """A transaction that ended unasked is distinguished from one that never began, before its messages are planned
+    again, since records in flight may be visible."""
     if sent == "one of a part":
         told.producer.script["produce"] = [None, error(KafkaError.MSG_SIZE_TOO_LARGE)]
         with pytest.raises(Aborted):
@@ -296,8 +296,8 @@ def test_nothing_is_begun_before_its_id_has_a_new_epoch(told: Told) -> None:
 
 @pytest.mark.fault("an id that waits for a new epoch, and may not be initialised any more")
 def test_nothing_is_begun_unfenced_where_the_new_epoch_is_denied() -> None:
-    """Where a late copy of offsets would count, and no new epoch can fence it since the right to one was taken away,
-    delivery ends with the error of a start: other ids that are ready do not go on."""
+    """Delivery ends with the error of a start if a late copy of offsets would count and no new epoch can fence it;
+    other ready ids do not go on."""
     told = Told()
     told.writer.open()
     told.background()
@@ -316,8 +316,8 @@ def test_nothing_is_begun_unfenced_where_the_new_epoch_is_denied() -> None:
 
 @pytest.mark.fault("a right to transactions that is taken away")
 def test_where_every_id_is_denied_delivery_ends() -> None:
-    """Where no transactional id may be used any more, delivery ends with the error of a start, and does not wait for
-    ever; one that is only held up is waited for."""
+    """If no transactional id may be used any more, delivery ends with the error of a start; it waits only for an id
+    that is held up."""
     told = Told()
     told.writer.open()
     told.background()

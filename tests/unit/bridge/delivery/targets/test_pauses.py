@@ -79,7 +79,7 @@ def instance(kafka: Kafka, *partitions: int, clock: ManualClock | None = None) -
 
 @pytest.mark.fault("the loss of store.directory while a target is paused")
 def test_a_pause_outlives_the_process_and_its_volume() -> None:
-    """Pauses of targets are in Kafka: a pause, its end and its reason are there after a start with an empty volume."""
+    """Pauses of targets are in Kafka: a pause, its end and its reason survive a start with an empty volume."""
     kafka = Kafka()
     first = instance(kafka)
     assert first.names() == frozenset()
