@@ -1,6 +1,6 @@
 #!/bin/sh
-# Java asks for the user's name before anything else (UnixLoginModule), and any user may be given to a container. One
-# that /etc/passwd does not have gets an entry in a copy of it, since the file system is read-only.
+# Java first looks up the user's name (UnixLoginModule), and a container may run as any user. A user without an entry in
+# /etc/passwd gets one in a copy of the file, since the file system is read-only.
 set -eu
 if ! getent passwd "$(id -u)" >/dev/null; then
   copy=$(mktemp -d /tmp/passwd.XXXXXX)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Removes the jars that match the patterns of a list from a directory; a pattern that matches nothing is an error, so
-# that the list cannot outlive a version of Spark.
+# Removes the jars that match the patterns of a list from a directory. A pattern without a match is an error, so the list
+# cannot outlive a version of Spark.
 #
 #   leave-out.sh LIST DIRECTORY
 set -eu

@@ -169,7 +169,7 @@ class CommandSender:
         drop(producer)
 
     def _forget(self, correlation: str) -> None:
-        """Remove a command that is settled, or that nobody waits for any more."""
+        """Remove a settled or abandoned command."""
         with self._lock:
             self._waiting.pop(correlation, None)
         self._room.release()

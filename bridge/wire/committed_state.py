@@ -15,15 +15,15 @@ JSON, compact, ASCII, at most 4,095 characters; a broker refuses a longer text, 
     g   unfinished records below this offset are gone from the topic (absent: 0); only an index that covers them still
         holds them
     c   the cuts of the log (absent: none), oldest first: [[number, offset], ...], both rising. An index that knows only
-        earlier numbers holds records that are in no log any more. An operator's reset counts as a cut
+        earlier numbers holds records that no longer exist in the log. An operator's reset counts as a cut
     e   [offset, leader epoch]: no record below the offset was written under a later leader epoch (absent: the brokers
         do not report epochs). With a P these are its last two numbers: versions without epochs read P alone
     s   frozen steps of the staircase after the clock was set back (absent: none), oldest first: [[O, at, offset], ...];
         the P of a step is the position (at, this partition, offset)
     x   pauses of targets (absent: none); an earlier version refuses to start with them. A pause has its start, its end
         (0: until resumed) and its reason: ["orders",1767225600000,0,"repairs"]. A resume has its time:
-        ["orders",1767229200000]. The newest entry for a target counts, whichever partition holds it: instances learn of
-        each other's pauses, and no pause is lost when a partition moves
+        ["orders",1767229200000]. The newest entry for a target counts, in any partition: instances learn of each
+        other's pauses, and no pause is lost when a partition moves
 
 If the text is too long, parts are left out in this order: `e`, and the next start does not look for a cut of the log;
 all cuts but the last, whose offset becomes that of the first, and an index gives up more than necessary. The rest fits

@@ -65,7 +65,7 @@ class RejectReason(StrEnum):
     # Found while reading: no record is available for inspection.
     TOO_LARGE_TO_READ = (
         "too-large-to-read",
-        "Small as it was compressed, the record is larger than memory can hold: this letter has its place only.",
+        "The record is compressed and larger than the memory: this letter has only its place.",
     )
     CORRUPT = "corrupt", "The records were damaged on the brokers' disk, and an operator has skipped them."
     # Found at dispatch, where targets are known.
@@ -87,5 +87,5 @@ class RejectReason(StrEnum):
         "The name of a header contains NUL, where the client would cut it off: the target would get another name.",
     )
     OVERDUE = "overdue", "The message has waited for the bridge for longer than overdue.older_than."
-    PRODUCE_FAILED = "produce-failed", "The target did not accept the message, for a reason without a code of its own."
+    PRODUCE_FAILED = "produce-failed", "The target did not accept the message, for a reason without a separate code."
     UNREADABLE = "unreadable", "The record could not be parsed: this letter holds the readable parts."

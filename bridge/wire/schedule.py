@@ -245,4 +245,4 @@ def _missed(text: str) -> Missed:
     try:
         return Missed(text.strip(h.WHITE_SPACE))
     except ValueError:
-        raise ValueError(f"{text!r} is none of {', '.join(Missed)}") from None
+        raise ValueError(f"{text!r} is not one of {', '.join(Missed)}") from None
