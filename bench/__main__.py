@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from bench import dead_target
-from bench.bridge import WARMED, Bridge, bridge_on_broker, pause, run, warm_up
+from bench.bridge import WARMED, Bridge, bridge_on_broker, pause, run_program, warm_up
 from bench.bulk import bulk
 from bench.costs import costs
 from bench.load import VALUE_BYTES
@@ -105,7 +105,7 @@ def ingest_backlog(bridge: Bridge, count: int) -> tuple[float, int]:
     ingested = bridge.metric("records_ingested_total")
     due_ms = bridge.clock.now_ms() + LEAD_MS + count // 20
     with bridge.frozen():
-        run(bridge, "load", "--messages", str(count), "--due", str(due_ms)).wait()
+        run_program(bridge, "load", "--messages", str(count), "--due", str(due_ms)).wait()
     began_s = bridge.clock.monotonic_s()
     bridge.wait(lambda: bridge.metric("records_ingested_total") - ingested >= count, 300, "ingest")
     return count / (bridge.clock.monotonic_s() - began_s), due_ms
@@ -127,7 +127,7 @@ def outage(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> No
 
 
 def _outage(bridge: Bridge) -> float:
-    run(bridge, "load", "--messages", "20000", "--delay", "1000", "30000").wait()
+    run_program(bridge, "load", "--messages", "20000", "--delay", "1000", "30000").wait()
     before = bridge.metric("records_delivered_total")
     bridge.wait(lambda: bridge.metric("records_delivered_total") - before > 1_000, 60, "some")
     bridge.broker.kill()
@@ -160,14 +160,14 @@ def pending(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     cancelled, count = arguments.messages, 10 * arguments.messages
     delays = ("--delay", "60000", str(30 * 86_400_000), "--mixed", "--ids", str(cancelled))
     began_s = bridge.clock.monotonic_s()
-    run(bridge, "load", "--messages", str(count), *delays).wait()
+    run_program(bridge, "load", "--messages", str(count), *delays).wait()
     bridge.wait(lambda: bridge.metric("records_ingested_total") >= count, 900, "ingest")
     seconds = bridge.clock.monotonic_s() - began_s
     name = f"{count / 1_000_000:g}M pending"
     report.add(name, "sent and ingested", f"{count / seconds:,.0f}/s", "")
     report.add(name, "peak RSS, while they are sent", mib(bridge.peak_bytes), "<= 1,434 MiB")
     before, began_s = bridge.metric("pending_messages"), bridge.clock.monotonic_s()
-    run(bridge, "load", "--messages", str(cancelled), "--cancel").wait()
+    run_program(bridge, "load", "--messages", str(cancelled), "--cancel").wait()
     bridge.wait(lambda: bridge.metric("records_ingested_total") >= count + cancelled, 600, "cancels")
     report.add(name, f"{cancelled:,} cancels", f"{cancelled / (bridge.clock.monotonic_s() - began_s):,.0f}/s", "")
     gone = before - bridge.metric("pending_messages")
@@ -181,7 +181,7 @@ def pending(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     share = bridge.disk_bytes() / payload
     report.add(name, "disk / payload and keys, cancelled ones included", f"{share:.2f}", "<= 1.3")
     bridge.end()
-    run(bridge, "load", "--messages", "1", "--rate", "1", "--delay", "1", "2").wait()
+    run_program(bridge, "load", "--messages", "1", "--rate", "1", "--delay", "1", "2").wait()
     began_s = bridge.clock.monotonic_s()
     bridge.start()
     bridge.wait(lambda: bridge.metric("records_delivered_total") >= 1, 120, "the first delivery")
@@ -191,7 +191,7 @@ def pending(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
 
 def receive(bridge: Bridge, count: int, seconds: int) -> dict[str, Any]:
     """Read the targets to the end."""
-    return result(run(bridge, "receive", "--messages", str(count), "--seconds", str(seconds)))
+    return result(run_program(bridge, "receive", "--messages", str(count), "--seconds", str(seconds)))
 
 
 def result(reader: subprocess.Popen[str]) -> dict[str, Any]:

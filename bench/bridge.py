@@ -90,7 +90,7 @@ def bridge_on_broker() -> Iterator[Bridge]:
             yield bridge
 
 
-def run(bridge: Bridge, module: str, *arguments: str) -> subprocess.Popen[str]:
+def run_program(bridge: Bridge, module: str, *arguments: str) -> subprocess.Popen[str]:
     """Run `load` or `receive` as a separate process, with pipes for its standard input and output."""
     command = [sys.executable, "-m", f"bench.{module}", "--bootstrap", bridge.bootstrap, *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -100,7 +100,7 @@ def warm_up(bridge: Bridge, rate: int = WARM_RATE, seconds: int = WARM_S) -> Non
     """Deliver some load before the measurement, so that the compilers of broker and bridge finish most of their
     work."""
     count = seconds * rate
-    run(bridge, "load", "--messages", str(count), "--rate", str(rate), "--delay", "100", "2000").wait()
+    run_program(bridge, "load", "--messages", str(count), "--rate", str(rate), "--delay", "100", "2000").wait()
     bridge.wait(
         lambda: bridge.metric("pending_messages") == 0 and bridge.metric("records_delivered_total") >= count,
         60,

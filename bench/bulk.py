@@ -7,7 +7,7 @@ import json
 import urllib.request
 from typing import Any, Final
 
-from bench.bridge import Bridge, run
+from bench.bridge import Bridge, run_program
 from bench.load import TARGETS
 from bench.report import Report
 
@@ -27,7 +27,7 @@ def bulk(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
     chosen, *others = TARGETS
     count = max(arguments.messages, CHOSEN)
     for number, targets in ((CHOSEN, [chosen]), (count - CHOSEN, others)):
-        run(bridge, "load", "--messages", str(number), "--delay", *FAR_MS, "--targets", *targets).wait()
+        run_program(bridge, "load", "--messages", str(number), "--delay", *FAR_MS, "--targets", *targets).wait()
     bridge.wait(lambda: _ask(bridge, "summary")["pending"] >= count, INGEST_S, "ingest")
     before = bridge.rss_bytes()
     bridge.peak_bytes = before

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Final
 
-from bench.bridge import Bridge, pause, run, warm_up
+from bench.bridge import Bridge, pause, run_program, warm_up
 from bench.on_time import tell_process, usage_between
 from bench.report import Report, mib, tell
 
@@ -34,9 +34,9 @@ def costs(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> Non
     report.add("costs", "RSS at rest", mib(bridge.rss_bytes()))
     for rate in RATES:
         count, (low, high) = rate * LOAD_S, map(str, DELAY_MS)
-        reader = run(bridge, "receive", "--messages", str(count), "--seconds", "120", "--from-end", "--wait")
+        reader = run_program(bridge, "receive", "--messages", str(count), "--seconds", "120", "--from-end", "--wait")
         what = ("--messages", str(count), "--rate", str(rate), "--delay", low, high)
-        load = run(bridge, "load", *what, "--not-idempotent", "--wait")
+        load = run_program(bridge, "load", *what, "--not-idempotent", "--wait")
         pause(AFTER_S)
         begin_ms = bridge.clock.now_ms()
         tell_process(load, "begin")

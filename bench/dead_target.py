@@ -14,7 +14,7 @@ import json
 import threading
 from typing import Any
 
-from bench.bridge import Bridge, run
+from bench.bridge import Bridge, run_program
 from dev.broker import EmbeddedBroker
 from dev.harness.kafka import Topics
 
@@ -47,9 +47,9 @@ def measure(bridge: Bridge, seconds: int, *, killed: bool) -> dict[str, dict[str
         count = RATE * (end_ms - start_ms + STEADY_MS) // 1_000 // 10 * 10
         targets = ("--targets", *NINE)
         until = ("--messages", str(count // 10 * 9), "--seconds", str(3 * seconds + 60))
-        reader = run(bridge, "receive", *targets, *until, "--windows", *map(str, windows))
+        reader = run_program(bridge, "receive", *targets, *until, "--windows", *map(str, windows))
         pace = ("--messages", str(count), "--rate", str(RATE), "--delay", *map(str, DELAY_MS))
-        load = run(bridge, "load", *targets, DEAD, *pace)
+        load = run_program(bridge, "load", *targets, DEAD, *pace)
         threading.Event().wait((kill_ms - bridge.clock.now_ms()) / 1_000)
         (second.kill if killed else second.stop)()
         load.wait()

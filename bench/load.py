@@ -61,7 +61,7 @@ def main() -> None:
             topic=DELAY_TOPIC,
             value=None if arguments.cancel else values[i % VALUES],
             key=b"key-%d" % (i % 10_000),
-            headers=headers_of(i, arguments, chance),
+            headers=message_headers(i, arguments, chance),
         )
         for i in range(arguments.messages)
     )
@@ -72,7 +72,7 @@ def main() -> None:
     assert not failed, f"{len(failed)} records were refused: {failed[0]}"
 
 
-def headers_of(i: int, arguments: argparse.Namespace, chance: random.Random) -> list[tuple[str, bytes | None]]:
+def message_headers(i: int, arguments: argparse.Namespace, chance: random.Random) -> list[tuple[str, bytes | None]]:
     """The headers of the i-th message."""
     if arguments.cancel:
         return [("delay-cancel", b"id-%d" % i)]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.bridge import PARTITIONS, Bridge, pause, run
+from bench.bridge import PARTITIONS, Bridge, pause, run_program
 from bench.load import DELAY_TOPIC, TARGETS
 from bench.on_time import tell_process
 from bench.receive import percentiles
@@ -38,7 +38,7 @@ def lookups(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     bridge.start()
     count, chance = 10 * arguments.messages, random.Random(2)
     ids = min(count, 100_000)
-    run(bridge, "load", "--messages", str(count), "--delay", *FAR_MS, "--mixed", "--ids", str(ids)).wait()
+    run_program(bridge, "load", "--messages", str(count), "--delay", *FAR_MS, "--mixed", "--ids", str(ids)).wait()
     bridge.wait(lambda: bridge.metric("records_ingested_total") >= count, 900, "ingest")
     pause(FLUSHED_S)
     base = f"{bridge.api_url()}/api/v1/"
@@ -64,7 +64,7 @@ def lookups(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     }
     for name, (search, bar) in searches.items():
         search()
-        report.add(scenario, f"{name}: p50 / p99 / p99.9", tell(timed(bridge, search)), bar)
+        report.add(scenario, f"{name}: p50 / p99 / p99.9", tell(search_times(bridge, search)), bar)
     plain, beside = _lateness(bridge, scenario, report, searches["by id"][0], searches["by origin"][0])
     report.add(
         scenario, f"p99 of the lateness grows, at {PER_SECOND} searches/s, by", f"{beside - plain:.0f} ms", "< 20"
@@ -72,7 +72,7 @@ def lookups(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     report.add(scenario, "RSS", f"{bridge.rss_bytes() >> 20} MiB")
 
 
-def timed(bridge: Bridge, search: Callable[[], Any]) -> dict[str, float]:
+def search_times(bridge: Bridge, search: Callable[[], Any]) -> dict[str, float]:
     """Percentiles of the times of `ASKED` searches, in ms."""
     taken_ms = []
     for _ in range(ASKED):
@@ -89,8 +89,8 @@ def _origin(chance: random.Random, count: int) -> str:
 def _lateness(bridge: Bridge, scenario: str, report: Report, *searches: Callable[[], Any]) -> tuple[float, float]:
     """The p99 lateness at 1,000/s, without and with searches."""
     sent = RATE * (LEAD_S + 2 * WINDOW_S + 3)
-    reader = run(bridge, "receive", "--messages", str(sent), "--seconds", str(4 * WINDOW_S), "--wait")
-    load = run(bridge, "load", "--messages", str(sent), "--rate", str(RATE), "--delay", *RATE_DELAY_MS)
+    reader = run_program(bridge, "receive", "--messages", str(sent), "--seconds", str(4 * WINDOW_S), "--wait")
+    load = run_program(bridge, "load", "--messages", str(sent), "--rate", str(RATE), "--delay", *RATE_DELAY_MS)
     pause(LEAD_S)
     begin_ms = bridge.clock.now_ms()
     pause(WINDOW_S)

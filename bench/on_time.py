@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from confluent_kafka import Consumer
 
-from bench.bridge import WARM_RATE, WARMED, Bridge, pause, run, warm_up
+from bench.bridge import WARM_RATE, WARMED, Bridge, pause, run_program, warm_up
 from bench.load import DELAY_TOPIC
 from bench.receive import percentiles
 from bench.report import Report, tell
@@ -64,9 +64,9 @@ def on_time(
     # Other processes start before the bridge, so that the measurement excludes their start.
     count, (low, high) = rate * LOAD_S, map(str, delay_ms)
     until = ("--messages", str(count), "--seconds", str(LOAD_S + 90))
-    reader = run(bridge, "receive", *until, "--from-end", "--wait")
+    reader = run_program(bridge, "receive", *until, "--from-end", "--wait")
     what = ("--messages", str(count), "--rate", str(rate), "--delay", low, high)
-    load = run(bridge, "load", *what, "--not-idempotent", "--wait")
+    load = run_program(bridge, "load", *what, "--not-idempotent", "--wait")
     pause(SETTLED_S / 10)
     report.add(scenario, "process start to ready, after a stop", f"{bridge.timed_start():.1f} s")
     ready_ms = bridge.clock.now_ms()
@@ -104,12 +104,14 @@ def kills(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None
     """SIGKILL some seconds after each start, under load, with a million messages in the index: the time to the next
     delivery of messages that were pending, and of messages sent after the kill and due in a second."""
     bridge.start()
-    run(bridge, "load", "--messages", str(arguments.messages), "--due", str(bridge.clock.now_ms() + FAR_MS)).wait()
+    run_program(
+        bridge, "load", "--messages", str(arguments.messages), "--due", str(bridge.clock.now_ms() + FAR_MS)
+    ).wait()
     bridge.wait(lambda: bridge.metric("pending_messages") >= arguments.messages, 120, "ingest")
     pause(SETTLED_S)  # the index contains them then
     count = KILLS_RATE * KILLS * (BETWEEN_KILLS_S + CYCLE_S)
-    reader = run(bridge, "receive", "--messages", str(count), "--seconds", str(FAR_MS // 1000 - 120), "--wait")
-    load = run(bridge, "load", "--messages", str(count), "--rate", str(KILLS_RATE), "--delay", "999", "1001")
+    reader = run_program(bridge, "receive", "--messages", str(count), "--seconds", str(FAR_MS // 1000 - 120), "--wait")
+    load = run_program(bridge, "load", "--messages", str(count), "--rate", str(KILLS_RATE), "--delay", "999", "1001")
     pause(BETWEEN_KILLS_S)
     pending_s: list[float] = []
     killed_ms: list[int] = []
@@ -150,7 +152,7 @@ def rolling(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> N
         bridge.start()
         warm_up(bridge)
         count = ROLLING_RATE * 4 * SETTLED_S
-        load = run(bridge, "load", "--messages", str(count), "--rate", str(ROLLING_RATE), "--delay", low, high)
+        load = run_program(bridge, "load", "--messages", str(count), "--rate", str(ROLLING_RATE), "--delay", low, high)
         during("one instance")
         pause(SETTLED_S)
         during("a second one joins")
@@ -171,7 +173,7 @@ def rolling(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> N
     for (what, start_ms), (_, end_ms) in pairwise([*marks, ("", bridge.clock.now_ms())]):
         windows += [what, str(start_ms), str(end_ms)]
     sent = WARMED + count
-    reader = run(bridge, "receive", "--messages", str(sent), "--seconds", "60", "--windows", *windows)
+    reader = run_program(bridge, "receive", "--messages", str(sent), "--seconds", "60", "--windows", *windows)
     got: dict[str, Any] = json.loads(reader.communicate()[0])
     for what, late in got["windows"].items():
         report.add("two instances", f"{what}: late p50 / p99 / p99.9", tell(late["stamped_ms"]), "max <= 8,000 ms")

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException, Producer
 
-from bench.bridge import Bridge, pause, run
+from bench.bridge import Bridge, pause, run_program
 from bench.report import Report
 from dev.harness.kafka import Topics, read_committed
 from timerstore.clock import Clock
@@ -45,8 +45,8 @@ def outages(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     bridge.start()
     seconds = CYCLE_S * arguments.outages
     count, began_s = RATE * seconds, bridge.clock.monotonic_s()
-    reader = run(bridge, "receive", "--messages", str(count), "--seconds", str(seconds + 2 * REST_S))
-    load = run(bridge, "load", "--messages", str(count), "--rate", str(RATE), "--delay", *DELAY_MS)
+    reader = run_program(bridge, "receive", "--messages", str(count), "--seconds", str(seconds + 2 * REST_S))
+    load = run_program(bridge, "load", "--messages", str(count), "--rate", str(RATE), "--delay", *DELAY_MS)
     number = restarts = 0
     while load.poll() is None:
         pause(UP_S)
@@ -69,10 +69,10 @@ def outages(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
         shutil.copytree(bridge.broker.data, kept / "broker")
         report.add("outages", "log and broker are kept in", str(kept))
     bridge.stop()
-    plain(bridge, arguments.outages, report)
+    plain_producer(bridge, arguments.outages, report)
 
 
-def plain(bridge: Bridge, restarts: int, report: Report) -> None:
+def plain_producer(bridge: Bridge, restarts: int, report: Report) -> None:
     """A producer that commits one transaction after another, and aborts the first one after each restart of the
     broker."""
     for name in TOPICS:

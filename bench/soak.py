@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Final
 
-from bench.bridge import Bridge, pause, run
+from bench.bridge import Bridge, pause, run_program
 from bench.on_time import tell_process
 from bench.report import Report
 
@@ -33,10 +33,10 @@ def soak(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
     count = RATE * seconds
     bridge.start()
     until = ("--messages", str(count), "--seconds", str(seconds + sum(AWAY_S) + REST_S), "--wait")
-    reader = run(bridge, "receive", *until)
+    reader = run_program(bridge, "receive", *until)
     pause(SAMPLE_S)
     began_ms = bridge.clock.now_ms()
-    load = run(bridge, "load", "--messages", str(count), "--rate", str(RATE), "--delay", *DELAY_MS)
+    load = run_program(bridge, "load", "--messages", str(count), "--rate", str(RATE), "--delay", *DELAY_MS)
     outages: list[tuple[float, float]] = []
     with resident(bridge) as samples:
         for number, away_s in enumerate(AWAY_S, 1):

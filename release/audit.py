@@ -23,7 +23,7 @@ TIMEOUT_S: Final = 120
 
 
 @dataclass(slots=True)
-class Report:
+class AuditReport:
     """Sentences about vulnerabilities, and about incomplete look-ups."""
 
     vulnerable: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Report:
         return FOUND if self.vulnerable else UNKNOWN if self.unknown and not lenient else 0
 
 
-def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a command; a missing or hanging program gets the status 127."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -47,7 +47,7 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or ["no output"])[-1]
 
 
-def read_pip_audit(ran: subprocess.CompletedProcess[str], report: Report) -> None:
+def read_pip_audit(ran: subprocess.CompletedProcess[str], report: AuditReport) -> None:
     """Read `pip-audit --format json`. Its status is 1 for findings and for failures; only its output tells them
     apart."""
     try:
@@ -66,7 +66,7 @@ def read_pip_audit(ran: subprocess.CompletedProcess[str], report: Report) -> Non
         )
 
 
-def read_osv_scanner(ran: subprocess.CompletedProcess[str], report: Report) -> None:
+def read_osv_scanner(ran: subprocess.CompletedProcess[str], report: AuditReport) -> None:
     """Read `osv-scanner --format json`: status 0 without findings, 1 with some, others for failures."""
     if ran.returncode not in (0, FOUND):
         report.unknown.append(f"jars and Debian packages: {last_line(ran.stderr)}")
@@ -85,13 +85,13 @@ def main() -> int:
     parser.add_argument("--sbom", default="dist/sbom.json")
     parser.add_argument("--lenient", action="store_true", help="an incomplete look-up is a warning")
     arguments = parser.parse_args()
-    report = Report()
+    report = AuditReport()
     pip_audit = [arguments.uv, "tool", "run", "--from", "pip-audit==2.10.1", "pip-audit"]
     options = ["--disable-pip", "--require-hashes", "--progress-spinner", "off", "--format", "json"]
-    read_pip_audit(run([*pip_audit, *options, "--requirement", arguments.lock]), report)
+    read_pip_audit(run_command([*pip_audit, *options, "--requirement", arguments.lock]), report)
     if shutil.which("osv-scanner"):
         scan = ["osv-scanner", "scan", "--format", "json", "--sbom", arguments.sbom]
-        read_osv_scanner(run(scan), report)
+        read_osv_scanner(run_command(scan), report)
     else:
         report.unknown.append("jars and Debian packages: osv-scanner is not on the PATH")
     for sentence in report.vulnerable:

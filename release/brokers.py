@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from bridge.kafka.releases import LOSES_MARKERS, Release
 from dev.broker.embedded import VERSION_VARIABLE, pom_version
-from release.faults import ROOT, commit_and_date, generated
+from release.faults import ROOT, commit_and_date, with_part
 
 DOCUMENT: Final = ROOT / "docs" / "brokers.md"
 RESULTS: Final = ROOT / "docs" / "brokers.json"
@@ -110,11 +110,11 @@ ANOMALIES: Final = (
 )
 
 
-def tables(recorded: Mapping[str, Record]) -> str:
+def tables(by_version: Mapping[str, Record]) -> str:
     """The tables in Markdown: results by version, tests, anomalies."""
     lines = ["| Kafka | result | run | known anomalies |", "|---|---|---|---|"]
     for version in VERSIONS:
-        record = recorded.get(version, {})
+        record = by_version.get(version, {})
         anomalies = ", ".join(anomaly.name for anomaly in ANOMALIES if anomaly.is_in(Release.of(version)))
         lines.append(f"| {version} | {result_of(record)} | {run_of(record)} | {anomalies} |")
     lines += ["", f"The whole suite, these tests included, runs on {pom_version()} with each change."]
@@ -147,12 +147,12 @@ def run_of(record: Record) -> str:
     return ", ".join(f"`{commit}`, {date}" for commit, date in runs)
 
 
-def recorded() -> dict[str, dict[str, dict[str, Any]]]:
+def recorded_results() -> dict[str, dict[str, dict[str, Any]]]:
     """The results by version and file; empty before the first run."""
     return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
 
 
-def run(version: str, file: str) -> dict[str, Any]:
+def run_tests(version: str, file: str) -> dict[str, Any]:
     """Run a file's tests on a version, and count the outcomes."""
     commit, date = commit_and_date()
     with TemporaryDirectory(prefix="matrix-") as scratch:
@@ -172,18 +172,18 @@ def run_all(versions: Sequence[str]) -> None:
         archive = [sys.executable, "-m", "dev.broker.archive"]
         subprocess.run(archive, cwd=ROOT, env={**os.environ, VERSION_VARIABLE: version}, check=False)
         for file in TESTS:
-            if recorded().get(version, {}).get(file, {}).get("commit") != commit:
-                result = run(version, file)
-                kept = recorded()
+            if recorded_results().get(version, {}).get(file, {}).get("commit") != commit:
+                result = run_tests(version, file)
+                kept = recorded_results()
                 kept.setdefault(version, {})[file] = result
                 RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-                write()
+                write_tables()
 
 
-def write() -> None:
+def write_tables() -> None:
     """Write the tables into the document."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(generated(text, tables(recorded()), BEGIN, END), encoding="utf-8")
+    DOCUMENT.write_text(with_part(text, tables(recorded_results()), BEGIN, END), encoding="utf-8")
 
 
 def main() -> None:
@@ -192,7 +192,7 @@ def main() -> None:
     versions = parser.parse_args().run
     if versions is not None:
         run_all(versions or VERSIONS)
-    write()
+    write_tables()
 
 
 if __name__ == "__main__":

@@ -72,20 +72,20 @@ FOREIGN: Final = frozenset(
 
 def main() -> int:
     """The command line; returns the exit status."""
-    for path, text in generated().items():
+    for path, text in generated_files().items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
     return 0
 
 
-def generated() -> dict[Path, str]:
+def generated_files() -> dict[Path, str]:
     """The chart's generated files with their contents."""
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     readme = (CHART / "README.md").read_text(encoding="utf-8")
     return {
         CHART / "values.schema.json": json.dumps(schema(yaml.safe_load(text)), indent=2) + "\n",
-        CHART / "README.md": readme.split(MARK)[0] + MARK + table(text),
+        CHART / "README.md": readme.split(MARK)[0] + MARK + values_table(text),
         CHART / "files" / "alerts.yaml": of_a_release((ROOT / "config" / "alerts.yaml").read_text("utf-8")),
         CHART / "files" / "dashboard.json": (ROOT / "config" / "dashboard.json").read_text("utf-8"),
     }
@@ -189,7 +189,7 @@ def _value(path: list[str], comment: list[str], tree: Tree) -> Value:
     return Value(path=".".join(f'"{key}"' if "." in key else key for key in path), text=words, default=shown)
 
 
-def table(text: str) -> str:
+def values_table(text: str) -> str:
     """The Markdown table of all values."""
     rows = [f"| `{v.path}` | {_cell(v.text)} | {_cell(v.default)} |\n" for v in documented(text)]
     return "\n| value | purpose | default |\n|---|---|---|\n" + "".join(rows)

@@ -54,7 +54,7 @@ def faults_of(path: Path, root: Path) -> Iterator[Shown]:
         return
     file = path.relative_to(root).as_posix()
     for names, node in functions(ast.parse(text)):
-        promise = sentence(ast.get_docstring(node) or "")
+        promise = first_sentence(ast.get_docstring(node) or "")
         for words in marked(node):
             yield Shown(words, promise, "::".join((file, *names)))
 
@@ -75,18 +75,18 @@ def marked(node: Function) -> Iterator[str]:
             yield str(ast.literal_eval(mark.args[0]))
 
 
-def sentence(docstring: str) -> str:
+def first_sentence(docstring: str) -> str:
     """The first sentence, on one line, without its full stop."""
     line = " ".join(docstring.split())
     return re.split(r"(?<!\be\.g)(?<!\bi\.e)\.(?=\s|$)", line, maxsplit=1)[0]
 
 
-def recorded() -> dict[str, Any]:
+def recorded_faults() -> dict[str, Any]:
     """Commit, date, and results by test; empty before the first record."""
     return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
 
 
-def table(shown: list[Shown], record: Mapping[str, Any]) -> str:
+def fault_table(shown: list[Shown], record: Mapping[str, Any]) -> str:
     """The table in Markdown."""
     results: Mapping[str, str] = record.get("results", {})
     run = f"commit `{record['commit']}`, {record['date']}" if record else "none yet"
@@ -97,7 +97,7 @@ def table(shown: list[Shown], record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def generated(text: str, inner: str, begin: str = BEGIN, end: str = END) -> str:
+def with_part(text: str, inner: str, begin: str = BEGIN, end: str = END) -> str:
     """The document with `inner` between the two comments."""
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
@@ -137,7 +137,7 @@ def main() -> None:
         record = record_of(json.loads(outcomes.read_text(encoding="utf-8")), shown, *commit_and_date())
         RESULTS.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     text = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(generated(text, table(shown, recorded())), encoding="utf-8")
+    DOCUMENT.write_text(with_part(text, fault_table(shown, recorded_faults())), encoding="utf-8")
 
 
 if __name__ == "__main__":

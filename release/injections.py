@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from release.brokers import DOCUMENT
-from release.faults import ROOT, generated
+from release.faults import ROOT, with_part
 from tests.injections.combinations import MANY, Combination
 
 RESULTS: Final = ROOT / "docs" / "injections.json"
@@ -33,12 +33,12 @@ def group_of(one: Combination) -> str:
     return f"{one.api} {one.fault}" if one in MANY else f"others {one.fault}"
 
 
-def table(recorded: Mapping[str, Counts]) -> str:
+def injection_table(by_version: Mapping[str, Counts]) -> str:
     """The table in Markdown: a row for each version and group."""
     heading = "| Kafka | request and fault | combinations | injected | answers | SIGKILL | lost, doubled, early | run |"
     lines = [heading, "|---|---|---|---|---|---|---|---|"]
     groups = dict.fromkeys(map(group_of, Combination.all()))
-    for version, counts in sorted(recorded.items()):
+    for version, counts in sorted(by_version.items()):
         for group in groups:
             cells = row_of(group, counts, is_off=version.endswith(OFF))
             lines += [f"| {version} | {' | '.join(cells)} |"] if cells else []
@@ -68,7 +68,7 @@ def row_of(group: str, counts: Counts, *, is_off: bool = False) -> list[str]:
     ]
 
 
-def recorded() -> dict[str, Counts]:
+def recorded_injections() -> dict[str, Counts]:
     """The counts by version; empty before the first record."""
     return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
 
@@ -85,7 +85,7 @@ def main() -> None:
             counts |= {f"{version}{OFF}": of_version for version, of_version in off.items()}
         RESULTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     text = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(generated(text, table(recorded()), BEGIN, END), encoding="utf-8")
+    DOCUMENT.write_text(with_part(text, injection_table(recorded_injections()), BEGIN, END), encoding="utf-8")
 
 
 if __name__ == "__main__":

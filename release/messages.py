@@ -131,7 +131,7 @@ def events(*levels: str) -> Iterator[tuple[str, str]]:
                 yield from ((text, f"{module}:{call.lineno}") for text in texts(call.args[place]))
 
 
-def findings() -> Iterator[tuple[str, str]]:
+def check_texts() -> Iterator[tuple[str, str]]:
     """The texts of `check` about problems: `detail` of findings that are not `ok`, and its parts."""
     for module in CHECKS:
         for node in nodes(module):

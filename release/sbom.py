@@ -52,7 +52,7 @@ class Coordinates(NamedTuple):
 # ---- jars
 
 
-def jars(spark: Path, connector: Path) -> list[Path]:
+def image_jars(spark: Path, connector: Path) -> list[Path]:
     """The third-party jars in the image: PySpark's, without those that the image omits, and the connector's."""
     patterns = [f"{pattern}.jar" for pattern in lines(UNUSED)]
     shipped = {jar.relative_to(spark).as_posix(): jar for jar in spark.rglob("*.jar")}
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--packages", type=Path, metavar="FILE", help="package, version, architecture of each line")
     parser.add_argument("--output", type=Path, required=True, metavar="JSON")
     arguments = parser.parse_args()
-    java = [jar_component(jar) for jar in jars(arguments.spark, arguments.connector)]
+    java = [jar_component(jar) for jar in image_jars(arguments.spark, arguments.connector)]
     installed = arguments.packages.read_text(encoding="utf-8").splitlines() if arguments.packages else []
     debian = debian_components(installed) if installed else named_packages()
     document = whole(json.loads(arguments.python.read_text(encoding="utf-8")), java, debian)

@@ -6,16 +6,16 @@ from typing import Any
 
 from bridge.kafka.releases import SUPPORTED_MIN, Release, loses_markers
 from dev.broker.embedded import pom_version
-from release.brokers import ANOMALIES, BEGIN, DOCUMENT, END, TESTS, VERSIONS, recorded, result_of, tables
-from release.faults import generated
+from release.brokers import ANOMALIES, BEGIN, DOCUMENT, END, TESTS, VERSIONS, recorded_results, result_of, tables
+from release.faults import with_part
 from tests.paths import ROOT
 
 
 def test_the_tables_are_those_of_the_results() -> None:
     """Versions, results and anomalies; and nothing is told of a version that is not run any more."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == generated(text, tables(recorded()), BEGIN, END), "run python -m release.brokers"
-    assert set(recorded()) <= set(VERSIONS)
+    assert text == with_part(text, tables(recorded_results()), BEGIN, END), "run python -m release.brokers"
+    assert set(recorded_results()) <= set(VERSIONS)
 
 
 def test_the_oldest_release_that_is_run_is_the_oldest_that_is_supported() -> None:

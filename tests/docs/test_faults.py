@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from release.faults import DOCUMENT, faults, generated, table, without_results
+from release.faults import DOCUMENT, fault_table, faults, with_part, without_results
 
 
 def test_the_table_names_each_marked_test() -> None:
     """With its fault and its promise, in the words of the source; results may be older."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    made = generated(text, table(faults(), {}))
+    made = with_part(text, fault_table(faults(), {}))
     assert without_results(text) == without_results(made), "run make faults"
     assert len(without_results(text)) > 20
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from release.brokers import DOCUMENT
-from release.faults import generated
-from release.injections import BEGIN, END, recorded, row_of, table
+from release.faults import with_part
+from release.injections import BEGIN, END, injection_table, recorded_injections, row_of
 from tests.injections.combinations import MANY, Combination
 
 
 def test_the_table_is_that_of_the_counts() -> None:
     """And each combination that was counted is one that is injected."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == generated(text, table(recorded()), BEGIN, END), "run python -m release.injections"
+    assert text == with_part(text, injection_table(recorded_injections()), BEGIN, END), (
+        "run python -m release.injections"
+    )
     known = set(map(str, Combination.all()))
-    assert not [name for counts in recorded().values() for name in counts if name not in known]
+    assert not [name for counts in recorded_injections().values() for name in counts if name not in known]
 
 
 def test_a_row_tells_what_is_missing_and_what_went_wrong() -> None:

@@ -12,10 +12,10 @@ import pytest
 from release.messages import (
     CODE,
     DOCUMENT,
+    check_texts,
     coded,
     errors,
     events,
-    findings,
     generated,
     has_words,
     normal,
@@ -44,7 +44,7 @@ def documented(*headings: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     "collect",
-    [values, lambda: events("warning", "error", "exception", "critical"), findings, states],
+    [values, lambda: events("warning", "error", "exception", "critical"), check_texts, states],
     ids=["values", "events", "findings", "states"],
 )
 def test_every_message_is_explained(collect: Callable[[], Iterator[tuple[str, str]]]) -> None:
@@ -57,7 +57,7 @@ def test_every_message_is_explained(collect: Callable[[], Iterator[tuple[str, st
 
 def test_no_message_is_explained_that_nobody_says() -> None:
     """What was reworded or removed goes from the document, too."""
-    collectors = (errors, values, lambda: events("info", "warning", "error", "exception"), findings, states)
+    collectors = (errors, values, lambda: events("info", "warning", "error", "exception"), check_texts, states)
     said = {normal(text) for collect in collectors for text, _ in collect()}
     listed = documented("message", "event", "detail", "reasons", "phase")
     assert len(listed) > 150

@@ -16,7 +16,7 @@ import yaml
 
 from bridge.settings.load import load
 from bridge.settings.model import Settings
-from release.chart import CHART, documented, generated
+from release.chart import CHART, documented, generated_files
 from tests.packaging.helm.chart import KUBERNETES, Manifest, Refused, helm, needs_helm, template
 
 HERE: Final = Path(__file__).parent
@@ -66,7 +66,7 @@ MATRIX: Final[dict[str, dict[str, Any]]] = {
 
 def test_what_is_generated_is_up_to_date() -> None:
     """Schema, table and copies are what `make chart` writes from the settings, the values and config/ of now."""
-    old = [path.name for path, text in generated().items() if path.read_text(encoding="utf-8") != text]
+    old = [path.name for path, text in generated_files().items() if path.read_text(encoding="utf-8") != text]
     assert not old, f"run `make chart`: {old}"
 
 

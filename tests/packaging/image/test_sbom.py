@@ -21,7 +21,7 @@ CONNECTOR: Final = ROOT / ".venv" / "share" / "delay-bridge" / "jars"
 @pytest.fixture(scope="module")
 def components() -> dict[str, sbom.Component]:
     """Of the jars that the image holds, by file name."""
-    return {jar.name: sbom.jar_component(jar) for jar in sbom.jars(SPARK, CONNECTOR)}
+    return {jar.name: sbom.jar_component(jar) for jar in sbom.image_jars(SPARK, CONNECTOR)}
 
 
 def test_every_jar_of_the_image_is_listed(components: dict[str, sbom.Component]) -> None:
@@ -42,7 +42,7 @@ def test_what_is_left_out_is_what_is_not_listed(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    listed = sbom.jars(tmp_path, tmp_path / "none")
+    listed = sbom.image_jars(tmp_path, tmp_path / "none")
     subprocess.run([ROOT / "release" / "leave-out.sh", sbom.UNUSED, tmp_path], check=True)
     assert sorted(tmp_path.rglob("*.jar"), key=lambda jar: jar.name) == listed
     assert not any(path.is_dir() for path in tmp_path.iterdir()), "of no use when it is empty"
@@ -52,7 +52,7 @@ def test_the_list_of_groups_has_no_more_than_it_needs(components: dict[str, sbom
     """A jar that says its own coordinates, or that is gone, needs no line."""
     listed = {line.split()[0] for line in sbom.lines(sbom.COORDINATES)}
     needed = set()
-    for jar in sbom.jars(SPARK, CONNECTOR):
+    for jar in sbom.image_jars(SPARK, CONNECTOR):
         own = components[jar.name]
         if own["name"] not in {c.artifact for c in sbom.embedded(jar)}:
             needed.add(own["name"])
@@ -118,7 +118,7 @@ def test_only_what_was_looked_up_is_safe(
     python: subprocess.CompletedProcess[str], java: subprocess.CompletedProcess[str], strict: int, lenient: int
 ) -> None:
     """A vulnerability fails in any case; a service that does not answer only without `--lenient`."""
-    report = audit.Report()
+    report = audit.AuditReport()
     audit.read_pip_audit(python, report)
     audit.read_osv_scanner(java, report) if java.stdout or java.returncode else None
     assert (report.status(lenient=False), report.status(lenient=True)) == (strict, lenient)

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from release.faults import Shown, faults_of, generated, record_of, sentence, table, without_results
+from release.faults import Shown, fault_table, faults_of, first_sentence, record_of, with_part, without_results
 from tests import profiles
 from tests.distribution import DURATIONS, longest_first, unit_of
 from tests.outcomes import Outcomes
@@ -128,13 +128,13 @@ def test_faults_are_read_from_marks_and_docstrings(tmp_path: Path) -> None:
     ]
     record = record_of({one: "passed", f"{machine}::runTest": "failed", "other": "passed"}, shown, "abc", "2026-01-31")
     assert record["results"] == {one: "passed", machine: "failed"}
-    document = generated("before\n" + generated("", "old") + "after\n", table(shown, record))
+    document = with_part("before\n" + with_part("", "old") + "after\n", fault_table(shown, record))
     assert document.startswith("before\n") and document.endswith("after\n") and "old" not in document
     assert "commit `abc`, 2026-01-31" in document
     assert f"| a \\| kill | Each once, e.g. two of them | `{one}` | passed |" in document
-    assert without_results(document) == without_results(generated("", table(shown, {})))
+    assert without_results(document) == without_results(with_part("", fault_table(shown, {})))
 
 
 @pytest.mark.parametrize(("text", "first"), [("One. Two.", "One"), ("One", "One"), ("In 0.5 s.\n\nTwo.", "In 0.5 s")])
 def test_a_promise_is_the_first_sentence(text: str, first: str) -> None:
-    assert sentence(text) == first
+    assert first_sentence(text) == first
