@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from bridge.commands.api_client import ApiClient
 from bridge.commands.export import batches
 from bridge.errors import ConfigurationError
-from bridge.settings.model import Http
+from bridge.settings.model import HttpSettings
 
 SCHEMA: Final = """
     topic string, partition int, offset bigint, origin string, due timestamp, at timestamp, ts timestamp, state string,
@@ -78,7 +78,7 @@ class PendingReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is one
         """The non-empty batches of the export. Raises BridgeError."""
         files: dict[str, Any] = {name: Path(self._options[name]) for name in OPTIONS[2:4] if name in self._options}
-        http = Http.model_construct(user=self._options.get("user"), **files)
+        http = HttpSettings.model_construct(user=self._options.get("user"), **files)
         api = ApiClient(http, self._options["url"], float(self._options.get("timeout", TIMEOUT_S)))
         filters: list[tuple[str, str]] = [(name, self._options[name]) for name in FILTERS[:-1] if name in self._options]
         filters += [("state", state.strip()) for state in self._options.get("state", "").split(",") if state.strip()]

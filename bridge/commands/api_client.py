@@ -20,7 +20,7 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
-from bridge.settings.model import Http
+from bridge.settings.model import HttpSettings
 from bridge.settings.secrets import read_secret_file
 
 PREFIX: Final = "/api/v1/"
@@ -40,7 +40,7 @@ class Absent(Exception):
 
 
 class ApiClient:
-    def __init__(self, settings: Http, url: str | None, timeout_s: float) -> None:
+    def __init__(self, settings: HttpSettings, url: str | None, timeout_s: float) -> None:
         """`url` wins over the address in `settings`; `timeout_s` limits each wait, not the whole answer.
 
         Raises ConfigurationError for an invalid address, and for an unreadable password or certificate.
@@ -158,7 +158,7 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-def _address(settings: Http) -> str:
+def _address(settings: HttpSettings) -> str:
     if not settings.api_port:
         raise ConfigurationError(
             "http.api_port names no port",

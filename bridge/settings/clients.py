@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from bridge.errors import ConfigurationError
 from bridge.settings.java import translate
-from bridge.settings.model import Settings, plain
+from bridge.settings.model import Settings, unmasked
 from bridge.settings.time_budgets import LINGER_MS, MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
 
 Role = Literal["consumer", "reader", "producer", "admin"]
@@ -190,7 +190,7 @@ def java_program() -> str:
 
 def system_properties(settings: Settings) -> list[str]:
     """The `-D` options for every JVM that connects to brokers: the user's proxies, trust stores and logins."""
-    user = (plain(settings.spark.conf.get(f"spark.driver.{name}JavaOptions", "")) for name in ("default", "extra"))
+    user = (unmasked(settings.spark.conf.get(f"spark.driver.{name}JavaOptions", "")) for name in ("default", "extra"))
     given = [option for options in user for option in shlex.split(options)]
     return [*allowed_urls(settings), *(option for option in given if option.startswith("-D"))]
 

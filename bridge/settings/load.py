@@ -24,7 +24,7 @@ from bridge.settings.librdkafka import COMMON_NAMES, nearest
 from bridge.settings.model import Settings
 from bridge.settings.secrets import interpolate, read_secret_file
 from bridge.settings.shapes import Places, fields, is_map_of_sections, refuse_shapeless, refuse_spoiled
-from bridge.settings.yaml_text import NotYamlError, read
+from bridge.settings.yaml_text import NotYamlError, parse_yaml
 
 PREFIX: Final = "DELAY_BRIDGE__"
 _FILE_SUFFIX: Final = "_file"
@@ -57,7 +57,7 @@ def read_yaml(path: Path, places: Places) -> Tree:
     """A YAML file as a tree of unchanged texts; an empty file is an empty tree. Notes the place of each key in
     `places`. Raises ConfigurationError."""
     try:
-        tree, lines = read(path.read_text(encoding="utf-8"))
+        tree, lines = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
             f"cannot read {path}: {error.strerror}", hint="Give the file with --config.", code="DB-2001"
@@ -182,7 +182,7 @@ def _value(name: str, text: str, shape: object) -> Any:
     if not is_list and get_origin(shape) is not dict and fields(shape) is None:
         return text
     try:
-        return read(text)[0]
+        return parse_yaml(text)[0]
     except NotYamlError as error:
         hint = "Write a list or mapping as JSON."
         raise ConfigurationError(f"environment variable {name}: {error}", hint=hint, code="DB-2006") from None

@@ -33,7 +33,7 @@ from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import problems
 from bridge.settings.reserved import OTHERS_OWN, SPARK_OWNED
 from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask, parts_of
-from bridge.settings.shapes import sentence
+from bridge.settings.shapes import error_sentence
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
 from bridge.settings.units import ANY_CASE, AUTO, duration, parse_bytes, parse_duration_ms, per_second, size
 
@@ -101,7 +101,7 @@ class Section(BaseModel):
     __str__ = __repr__
 
 
-class Bridge(Section):
+class BridgeSettings(Section):
     """The identity of this bridge."""
 
     id: Name = "delay-bridge"
@@ -114,7 +114,7 @@ class Bridge(Section):
         return socket.gethostname() if value == "auto" else value
 
 
-class Kafka(Section):
+class KafkaSettings(Section):
     """Client properties by librdkafka's names: for all clients, and additional ones for consumers and producers."""
 
     common: Properties = Field(default_factory=dict, validate_default=True)
@@ -136,14 +136,14 @@ class Kafka(Section):
     @property
     def bootstrap_servers(self) -> str:
         """The addresses of the cluster, for its clients and for error messages."""
-        return plain(self.common["bootstrap.servers"])
+        return unmasked(self.common["bootstrap.servers"])
 
     def properties(self, *parts: Part) -> dict[str, str]:
         """The properties of these parts; a later part overrides an earlier one. Holds secrets: never print it."""
-        return {name: plain(value) for part in parts for name, value in getattr(self, part).items()}
+        return {name: unmasked(value) for part in parts for name, value in getattr(self, part).items()}
 
 
-class DelayTopic(Section):
+class DelayTopicSettings(Section):
     """One delay topic: the destination of its records, and its configuration if the bridge creates it."""
 
     target: Name | None = None
@@ -155,14 +155,14 @@ class DelayTopic(Section):
     replication: int = Field(default=-1, ge=-1, le=32)
 
 
-class Targets(Section):
+class TargetSettings(Section):
     """The targets that headers may name; regular expressions for whole names."""
 
     allow: list[Pattern] = [".*"]
     deny: list[Pattern] = []
 
 
-class Delay(Section):
+class DelaySettings(Section):
     """The accepted delays."""
 
     max: Annotated[int, duration("1s", "36500d")] = parse_duration_ms("3650d")
@@ -181,7 +181,7 @@ class Delay(Section):
         return value
 
 
-class Limits(Section):
+class LimitSettings(Section):
     """The largest record of a producer."""
 
     headers: int = Field(default=100, ge=1, le=100_000)
@@ -190,13 +190,13 @@ class Limits(Section):
     every_min: Annotated[int, duration("100ms", "1d")] = parse_duration_ms("1s")
 
 
-class Roll(Section):
+class RollSettings(Section):
     """The longest wait of a record in the delay topic before it is written again."""
 
     window: Annotated[int, duration("1s", "3650d", auto=True)] = AUTO
 
 
-class Retry(Section):
+class RetrySettings(Section):
     """The handling of a target that fails temporarily."""
 
     attempts: int = Field(default=16, ge=1, le=10_000)
@@ -210,7 +210,7 @@ class Retry(Section):
         return self
 
 
-class Delivery(Section):
+class DeliverySettings(Section):
     """The dispatcher's transactions."""
 
     mode: Annotated[Literal["exactly-once", "at-least-once"], ANY_CASE] = "exactly-once"
@@ -218,16 +218,16 @@ class Delivery(Section):
     transaction_rows: int = Field(default=20_000, ge=1, le=1_000_000)
     session_timeout: Annotated[int, duration("1s", "30m")] = parse_duration_ms("30s")
     resume_rate: Annotated[int, per_second("1/s", "1000000/s")] = 1_000
-    retry: Retry = Field(default_factory=Retry)
+    retry: RetrySettings = Field(default_factory=RetrySettings)
 
 
-class Start(Section):
+class StartSettings(Section):
     """The conditions for delivery after a start."""
 
     read_commands: Annotated[int, duration("0s", "1h")] = parse_duration_ms("30s")
 
 
-class Overdue(Section):
+class OverdueSettings(Section):
     """The handling of messages that became due while the bridge was down."""
 
     policy: Annotated[Literal["deliver", "dead-letter"], ANY_CASE] = "deliver"
@@ -235,7 +235,7 @@ class Overdue(Section):
     rate: Annotated[int, per_second("0/s", "10000000/s")] = 0
 
 
-class Store(Section):
+class StoreSettings(Section):
     """The local index."""
 
     directory: Path = Path("data")
@@ -243,14 +243,14 @@ class Store(Section):
     flush_interval: Annotated[int, duration("10ms", "1d")] = parse_duration_ms("60s")
 
 
-class ReadyRows(Section):
+class ReadyRowsSettings(Section):
     """The rows in memory that are ready for delivery."""
 
     horizon: Annotated[int, duration("100ms", "1d")] = parse_duration_ms("60s")
     bytes: Annotated[int, size("64KiB", "64GiB")] = parse_bytes("256MiB")
 
 
-class Spark(Section):
+class SparkSettings(Section):
     """The Spark session."""
 
     master: str = Field(default="local", min_length=1)
@@ -276,7 +276,7 @@ class Spark(Section):
         return self
 
 
-class Http(Section):
+class HttpSettings(Section):
     """The management port (/livez, /readyz, /metrics), and the API on a separate port."""
 
     host: str = Field(default="0.0.0.0", min_length=1)  # probes and Prometheus come from outside
@@ -304,7 +304,7 @@ class Http(Section):
         return self
 
 
-class Tracing(Section):
+class TracingSettings(Section):
     """Delivery spans for messages with a trace."""
 
     endpoint: str | None = Field(default=None, pattern="^https?://.+")
@@ -312,7 +312,7 @@ class Tracing(Section):
     rate: Annotated[int, per_second("1/s", "10000/s")] = 100
 
 
-class Logs(Section):
+class LogSettings(Section):
     """The format and level of the log."""
 
     format: Annotated[Literal["auto", "json", "console"], ANY_CASE] = "auto"
@@ -322,24 +322,24 @@ class Logs(Section):
 class Settings(Section):
     """All settings, validated."""
 
-    bridge: Bridge = Field(default_factory=Bridge)
-    kafka: Kafka = Field(default_factory=Kafka)
-    delay_topics: dict[Annotated[str, AfterValidator(_delay_topic_name)], DelayTopic] = Field(
-        default={"delay": DelayTopic()}, min_length=1, max_length=1000, validate_default=True
+    bridge: BridgeSettings = Field(default_factory=BridgeSettings)
+    kafka: KafkaSettings = Field(default_factory=KafkaSettings)
+    delay_topics: dict[Annotated[str, AfterValidator(_delay_topic_name)], DelayTopicSettings] = Field(
+        default={"delay": DelayTopicSettings()}, min_length=1, max_length=1000, validate_default=True
     )
-    targets: Targets = Field(default_factory=Targets)
-    delay: Delay = Field(default_factory=Delay)
-    limits: Limits = Field(default_factory=Limits)
-    roll: Roll = Field(default_factory=Roll)
-    delivery: Delivery = Field(default_factory=Delivery)
-    start: Start = Field(default_factory=Start)
-    overdue: Overdue = Field(default_factory=Overdue)
-    store: Store = Field(default_factory=Store)
-    ready_rows: ReadyRows = Field(default_factory=ReadyRows)
-    spark: Spark = Field(default_factory=Spark)
-    http: Http = Field(default_factory=Http)
-    tracing: Tracing = Field(default_factory=Tracing)
-    logs: Logs = Field(default_factory=Logs)
+    targets: TargetSettings = Field(default_factory=TargetSettings)
+    delay: DelaySettings = Field(default_factory=DelaySettings)
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    roll: RollSettings = Field(default_factory=RollSettings)
+    delivery: DeliverySettings = Field(default_factory=DeliverySettings)
+    start: StartSettings = Field(default_factory=StartSettings)
+    overdue: OverdueSettings = Field(default_factory=OverdueSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
+    ready_rows: ReadyRowsSettings = Field(default_factory=ReadyRowsSettings)
+    spark: SparkSettings = Field(default_factory=SparkSettings)
+    http: HttpSettings = Field(default_factory=HttpSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
+    logs: LogSettings = Field(default_factory=LogSettings)
 
     _from_files: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)
 
@@ -356,7 +356,7 @@ class Settings(Section):
         try:
             settings = cls.model_validate(tree)
         except ValidationError as error:
-            found = "; ".join(redact(sentence(each, places or {})) for each in error.errors(include_input=False))
+            found = "; ".join(redact(error_sentence(each, places or {})) for each in error.errors(include_input=False))
             raise ConfigurationError(
                 f"invalid configuration: {found}",
                 hint="Correct the configuration; config/bridge.yaml explains every key.",
@@ -368,7 +368,7 @@ class Settings(Section):
 
     @field_validator("delay_topics")
     @classmethod
-    def _dead_letter_names(cls, value: dict[str, DelayTopic]) -> dict[str, DelayTopic]:
+    def _dead_letter_names(cls, value: dict[str, DelayTopicSettings]) -> dict[str, DelayTopicSettings]:
         suffixed = {name: topic.dead_letter or name + DEAD_LETTER_SUFFIX for name, topic in value.items()}
         named = {name: topic.model_copy(update={"dead_letter": suffixed[name]}) for name, topic in value.items()}
         for name, topic in named.items():
@@ -467,7 +467,7 @@ class Settings(Section):
     __str__ = __repr__
 
 
-def plain(value: str | SecretStr) -> str:
+def unmasked(value: str | SecretStr) -> str:
     """The unwrapped value for a client; never print it."""
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 

@@ -89,14 +89,14 @@ _WORDS: Final = {
 }
 
 
-def sentence(error: ErrorDetails, places: Mapping[tuple[str, ...], str]) -> str:
+def error_sentence(error: ErrorDetails, places: Mapping[tuple[str, ...], str]) -> str:
     """A pydantic error as a sentence with the full path and its place; errors of a whole section name their own
     keys."""
     text = _WORDS.get(error["type"], error["msg"]).removeprefix("Value error, ")
     keys = tuple(str(part) for part in error["loc"] if part != "[key]")
     path = ".".join(keys)
     told = text if not path or text.startswith(f"{path}.") else f"{path}: {text}"
-    return told + place_of(keys, places)
+    return told + place_text(keys, places)
 
 
 def _may_be_none(shape: object) -> bool:
@@ -105,10 +105,10 @@ def _may_be_none(shape: object) -> bool:
 
 def _wrong(path: tuple[str, ...], places: Mapping[tuple[str, ...], str], problem: str, hint: str) -> ConfigurationError:
     name = ".".join(path)
-    return ConfigurationError(f"setting {name} {problem}{place_of(path, places)}", hint=hint, code="DB-2083")
+    return ConfigurationError(f"setting {name} {problem}{place_text(path, places)}", hint=hint, code="DB-2083")
 
 
-def place_of(path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> str:
+def place_text(path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> str:
     """The place of the key, or of the nearest one above it, in brackets; empty if unknown."""
     known = (places[path[:length]] for length in range(len(path), 0, -1) if path[:length] in places)
     return next((f" ({place})" for place in known), "")

@@ -10,7 +10,7 @@ step of a transaction must end, or be given up, before T.
                            give up            ledged,                      brokers have decided
                                               or give up
 
-`RELATIONS` are the conditions between these times and the user's settings; `TimeBudgets.of` refuses a configuration
+`CONDITIONS` hold between these times and the user's settings; `TimeBudgets.of` refuses a configuration
 that breaks one, and names it. The tests assert the conditions that hold for any T.
 """
 
@@ -91,7 +91,7 @@ class TimeBudgets:
     def of(
         cls, producer: Mapping[str, object], *, commit_interval_ms: int, poll_interval_ms: int = POLL_INTERVAL_MS
     ) -> TimeBudgets:
-        """The budgets for these producer properties. Raises ConfigurationError that names each broken relation."""
+        """The budgets for these producer properties. Raises ConfigurationError that names each broken condition."""
         transaction_ms = _number(producer, "transaction.timeout.ms", TRANSACTION_TIMEOUT_MS)
         message_ms = _number(producer, "message.timeout.ms", _number(producer, "delivery.timeout.ms", -1))
         linger_ms = _number(producer, "linger.ms", _number(producer, "queue.buffering.max.ms", LINGER_MS))
@@ -102,7 +102,7 @@ class TimeBudgets:
             commit_interval_s=commit_interval_ms / 1000,
             poll_interval_s=poll_interval_ms / 1000,
         )
-        broken = [relation for relation in RELATIONS if not relation.holds(budgets)]
+        broken = [relation for relation in CONDITIONS if not relation.holds(budgets)]
         if broken:
             conditions = "; ".join(f"{relation.name}: {relation.text}" for relation in broken)
             raise ConfigurationError(
@@ -116,7 +116,7 @@ class TimeBudgets:
 USUAL: Final = TimeBudgets()
 
 
-class Relation(NamedTuple):
+class Condition(NamedTuple):
     """A condition between settings; `text` states it with their names."""
 
     name: str
@@ -124,28 +124,28 @@ class Relation(NamedTuple):
     holds: Callable[[TimeBudgets], bool]
 
 
-RELATIONS: Final = (
-    Relation(
+CONDITIONS: Final = (
+    Condition(
         "transaction-is-long-enough",
         f"kafka.producer.transaction.timeout.ms is at least {TRANSACTION_TIMEOUT_MS_MIN}",
         lambda b: b.transaction_s * 1000 >= TRANSACTION_TIMEOUT_MS_MIN,
     ),
-    Relation(
+    Condition(
         "message-within-transaction",
         "kafka.producer.message.timeout.ms (or delivery.timeout.ms) is less than its transaction.timeout.ms, and not 0",
         lambda b: 0 < b.message_s < b.transaction_s,
     ),
-    Relation(
+    Condition(
         "linger-within-fill",
         "kafka.producer.linger.ms is at most a tenth of its transaction.timeout.ms",
         lambda b: b.linger_s <= b.transaction_s / 10 < b.fill_s,
     ),
-    Relation(
+    Condition(
         "commit-interval-within-fill",
         "delivery.commit_interval is less than a third of kafka.producer.transaction.timeout.ms",
         lambda b: b.commit_interval_s < b.fill_s,
     ),
-    Relation(
+    Condition(
         "transaction-within-poll-interval",
         "kafka.consumer.max.poll.interval.ms is at least three times kafka.producer.transaction.timeout.ms, "
         "since a partition is given back only after the end of the open transaction",

@@ -43,7 +43,7 @@ _Loader.add_implicit_resolver(_NULL, re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~
 _Loader.add_implicit_resolver(_MERGE, re.compile(r"<<\Z"), ["<"])
 
 
-def read(text: str) -> tuple[Any, dict[Path, int]]:
+def parse_yaml(text: str) -> tuple[Any, dict[Path, int]]:
     """The mappings, lists, texts and None of `text`; and the line of each key, by its path.
 
     Raises NotYamlError.

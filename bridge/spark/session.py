@@ -23,7 +23,7 @@ import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.settings.clients import allowed_urls
-from bridge.settings.model import Settings, plain
+from bridge.settings.model import Settings, unmasked
 from bridge.spark import jvm as java_process
 from bridge.spark.errors import named_failure
 from bridge.spark.installed import shipped
@@ -232,7 +232,7 @@ def want() -> None:
 def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratch: Path) -> dict[str, str]:
     """Spark's properties for a session with these jars, slots for `partitions`, and its files in `scratch`."""
     heap = f"{settings.spark.driver_memory >> 20}m"
-    user = {name: plain(value) for name, value in settings.spark.conf.items()}
+    user = {name: unmasked(value) for name, value in settings.spark.conf.items()}
     # On the class path from the beginning: Spark needs the file system before it reads `spark.jars`. PySpark's own jars
     # follow sorted by name: Spark would add them in the order of the directory, which soon invalidates an archive.
     before = user.pop("spark.driver.extraClassPath", None)

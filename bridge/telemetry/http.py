@@ -30,7 +30,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from bridge.errors import ConfigurationError, EnvironmentFailure
-from bridge.settings.model import Http
+from bridge.settings.model import HttpSettings
 from bridge.settings.secrets import read_secret_file
 from bridge.telemetry.admission import HEAD_S, Guest, Standing, one_to_go, place_of
 from bridge.telemetry.health import Health
@@ -109,7 +109,7 @@ class Protection:
     token: str | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, settings: Http) -> Protection:
+    def of(cls, settings: HttpSettings) -> Protection:
         """The configured protection. Raises ConfigurationError for unusable files."""
         certificate, password, token = None, None, None
         if settings.certificate_file is not None and settings.key_file is not None:

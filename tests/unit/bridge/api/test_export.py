@@ -25,7 +25,7 @@ from bridge.commands.api_client import ApiClient
 from bridge.commands.cli import app
 from bridge.commands.export import batches
 from bridge.errors import EnvironmentFailure
-from bridge.settings.model import Http
+from bridge.settings.model import HttpSettings
 from bridge.telemetry.http import Protection
 from dev.harness.waiting import wait_until
 from tests.unit.bridge.api import fakes
@@ -84,7 +84,7 @@ def served(rig: Rig) -> Iterator[Listener]:
 
 
 def api(served: Listener) -> ApiClient:
-    return ApiClient(Http(), f"http://127.0.0.1:{served.port}", 10.0)
+    return ApiClient(HttpSettings(), f"http://127.0.0.1:{served.port}", 10.0)
 
 
 def read(served: Listener, parameters: Sequence[tuple[str, str]] = ()) -> pa.Table:

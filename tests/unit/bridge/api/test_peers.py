@@ -22,7 +22,7 @@ from bridge.api.listener import Listener
 from bridge.api.peers import merge
 from bridge.api.peers.batches import BrokenOffError, batches
 from bridge.commands.api_client import ApiClient
-from bridge.settings.model import Http
+from bridge.settings.model import HttpSettings
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import StoreSnapshot
@@ -146,7 +146,7 @@ def test_an_instance_that_does_not_answer_is_named() -> None:
 
 
 def client_of(url: str) -> ApiClient:
-    client = ApiClient(Http(), url, 30.0)
+    client = ApiClient(HttpSettings(), url, 30.0)
     client._headers["Authorization"] = f"Bearer {TOKEN}"
     return client
 

@@ -21,7 +21,7 @@ from bridge.kafka.releases import api_versions
 from bridge.runtime.credentials import LOOK_S, STABLE_S, Credentials
 from bridge.settings.clients import librdkafka
 from bridge.settings.load import load
-from bridge.settings.model import Settings, plain
+from bridge.settings.model import Settings, unmasked
 from tests.system.secure import Authority
 from timerstore.clock import SystemClock
 
@@ -80,7 +80,7 @@ def test_what_is_replaced_is_tried_and_taken_over_once_it_has_settled(site: Site
     assert not site.verified
     assert credentials.look() == LOOK_S
     assert len(site.replaced) == 1
-    assert plain(site.verified[0].kafka.common["sasl.password"]) == ("second" if name == "password" else "first")
+    assert unmasked(site.verified[0].kafka.common["sasl.password"]) == ("second" if name == "password" else "first")
     assert credentials.look() == LOOK_S
     assert len(site.replaced) == 1
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigurationError
 from bridge.settings.load import load
-from bridge.settings.model import Settings, plain
+from bridge.settings.model import Settings, unmasked
 
 TEXTS: Final = {
     "bridge.id": "bridge: {{id: {}}}",
@@ -53,7 +53,7 @@ def value_of(loaded: Settings, path: str) -> str | None:
     section, key, *rest = path.split(".")
     found = getattr(getattr(loaded, section), key) if section != "delay_topics" else loaded.delay_topics[key]
     if rest and isinstance(found, dict):
-        return plain(found[".".join(rest)])
+        return unmasked(found[".".join(rest)])
     found = getattr(found, rest[0]) if rest else found
     found = next(iter(found), None) if isinstance(found, list) else found
     return None if found is None else str(found)

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from bridge.errors import ConfigurationError
 from bridge.settings.load import load
-from bridge.settings.model import LEVEL_MS_MAX, Settings, plain
+from bridge.settings.model import LEVEL_MS_MAX, Settings, unmasked
 from bridge.settings.secrets import MASK, Redactor
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
@@ -251,14 +251,14 @@ def test_secrets_come_from_files_and_variables(tmp_path: Path) -> None:
         "sasl.username": "${env:ME}-$${x}",
     }
     s = load(write(tmp_path / "b.yaml", json.dumps({"kafka": {"common": common}})), {"ME": "me"})
-    assert {k: plain(v) for k, v in s.kafka.common.items()} == {
+    assert {k: unmasked(v) for k, v in s.kafka.common.items()} == {
         "bootstrap.servers": "localhost:9092",
         "sasl.password": CANARY,
         "ssl.key.password": CANARY,
         "sasl.username": "me-${x}",
     }
     s = load(None, {"DELAY_BRIDGE__KAFKA__COMMON__SASL_PASSWORD_FILE": str(secret)})
-    assert plain(s.kafka.common["sasl.password"]) == CANARY
+    assert unmasked(s.kafka.common["sasl.password"]) == CANARY
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_no_secret_is_ever_printed(tmp_path: Path) -> None:
         "spark": {"conf": {"spark.ssl.keyPassword": CANARY}},
     }
     s = load(write(tmp_path / "b.yaml", json.dumps(tree)), {})
-    assert plain(s.kafka.common["sasl.password"]) == CANARY and s.bridge.id == CANARY
+    assert unmasked(s.kafka.common["sasl.password"]) == CANARY and s.bridge.id == CANARY
     shown = [
         repr(s),
         str(s),

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.errors import ConfigurationError
 from bridge.settings.model import Settings
-from bridge.settings.time_budgets import LOOK_UP_REQUESTS, RELATIONS, TRANSACTION_TIMEOUT_MS_MIN, TimeBudgets
+from bridge.settings.time_budgets import CONDITIONS, LOOK_UP_REQUESTS, TRANSACTION_TIMEOUT_MS_MIN, TimeBudgets
 
 BASE = {"bootstrap.servers": "localhost:1"}
 
@@ -16,7 +16,7 @@ def test_every_relation_holds_whatever_the_transaction_time_out(transaction_ms: 
     """The budgets derive from it."""
     producer = {"transaction.timeout.ms": str(transaction_ms)}
     budgets = TimeBudgets.of(producer, commit_interval_ms=20, poll_interval_ms=3 * transaction_ms)
-    assert all(relation.holds(budgets) for relation in RELATIONS)
+    assert all(relation.holds(budgets) for relation in CONDITIONS)
     assert budgets.fill_s < budgets.transaction_s / 2 and not budgets.is_timed_out(budgets.send_s)
     assert budgets.fill_s < budgets.send_s < budgets.acknowledge_s < budgets.transaction_s
     assert budgets.full_s < budgets.send_s, "a full queue is noticed before sending must be over"
