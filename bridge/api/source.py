@@ -16,7 +16,7 @@ from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
 from bridge.wire.answers import Answer
 from bridge.wire.headers import Origin
-from bridge.wire.letters import Choice, Report
+from bridge.wire.letters import Choice, RedriveReport
 from timerstore.operations.find import Count, Originals, Page, Query
 from timerstore.rows.sources import NamedPosition, SourceName
 
@@ -109,7 +109,7 @@ class DeadLetters(Protocol):
     def get(self, place: Origin) -> PlacedLetter | None:
         """The letter at `place`, or None."""
 
-    def redrive(self, choice: Choice, *, execute: bool) -> Report:
+    def redrive(self, choice: Choice, *, execute: bool) -> RedriveReport:
         """Put the chosen letters back, or only count them."""
 
 

@@ -50,7 +50,7 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
 from bridge.wire.headers import parse_until
-from bridge.wire.letters import Choice, Report
+from bridge.wire.letters import Choice, RedriveReport
 from bridge.wire.printable import printable
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import Missed
@@ -89,7 +89,7 @@ def run(config: ConfigOption = None) -> None:
         logs.configure(format=settings.logs.format, level=settings.logs.level, redact=redact)
         from bridge.runtime import app as application  # Spark takes a second to import, and no other command needs it
 
-        application.run(settings, partial(load, config, dict(os.environ)), redact)
+        application.run_bridge(settings, partial(load, config, dict(os.environ)), redact)
 
 
 @app.command()
@@ -128,7 +128,7 @@ def reset_offsets(
         refuse_unreachable(settings.kafka.bootstrap_servers)
         cluster = Cluster(settings)
         limits = limits_of(cluster, topic or settings.delay_topics)
-        states = resetting.reset_offsets(
+        states = resetting.reset_committed_states(
             consumer=librdkafka(settings, "consumer"),
             group_id=settings.group_id,
             topics=topic_facts(cluster, topic or settings.delay_topics),
@@ -178,7 +178,7 @@ def resolve(
         from bridge.start import resolve
 
         resolve.must_be_pending(settings)
-        done = resolve.resolve(settings, ending, coordinators(settings, connector.jars))
+        done = resolve.resolve_transactions(settings, ending, coordinators(settings, connector.jars))
         for name, end in done.items():
             say(f"{name}: the last transaction is {end.value}")
 
@@ -418,7 +418,7 @@ def _print_findings(findings: Sequence[Finding], redact: Redactor) -> None:
 # --- redrive ---------------------------------------------------------------------------------------------------------
 
 
-def _say_report(report: Report, *, execute: bool) -> None:
+def _say_report(report: RedriveReport, *, execute: bool) -> None:
     for (reason, target), count in sorted(report.back.items()):
         say(f"{'put back' if execute else 'goes back':12}{count:>8}  {reason}  {target}")
     for (reason, target), count in sorted(report.broken.items()):

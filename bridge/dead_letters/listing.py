@@ -24,7 +24,7 @@ from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.errors import kafka_error
 from bridge.settings.model import Settings
 from bridge.wire.headers import Origin
-from bridge.wire.letters import Choice, Gone, Letter, Range, Report, is_redriven, read_redriven
+from bridge.wire.letters import Choice, Gone, Letter, Range, RedriveReport, is_redriven, read_redriven
 from bridge.wire.received import headers_of
 from timerstore.clock import Clock
 
@@ -146,7 +146,7 @@ class Letterbox:
             is_gone = _has_gone(placed, reader.gone())
             return replace(placed, redriven=is_gone if is_gone or end == mark.end else None)
 
-    def redrive(self, choice: Choice, *, execute: bool) -> Report:
+    def redrive(self, choice: Choice, *, execute: bool) -> RedriveReport:
         """Put the chosen letters back, or only count them. Raises BridgeError, also during another redrive: this one
         would fence it."""
         if not self._redriving.acquire(blocking=False):

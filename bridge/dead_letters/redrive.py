@@ -32,7 +32,7 @@ from bridge.kafka.repeats import Epochs
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.wire.headers import Headers
-from bridge.wire.letters import Choice, Gone, Letter, Range, Report, is_redriven, read_redriven, redriven
+from bridge.wire.letters import Choice, Gone, Letter, Range, RedriveReport, is_redriven, read_redriven, redriven
 from bridge.wire.received import headers_of
 from timerstore.clock import Clock
 
@@ -40,7 +40,7 @@ CALL_TIMEOUT_S: Final = 30.0
 FULL_POLL_S: Final = 0.1
 
 
-def redrive(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) -> Report:
+def redrive(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) -> RedriveReport:
     """Redrive the chosen letters, or only count them. Raises BridgeError."""
     return Redrive(settings, clock, choice).run(execute=execute)
 
@@ -57,12 +57,12 @@ class Redrive:
         own = {"transactional.id": f"{settings.group_id}-redrive"}
         self._epochs = Epochs({**librdkafka(settings, "producer"), **own}, CALL_TIMEOUT_S)
 
-    def run(self, *, execute: bool) -> Report:
+    def run(self, *, execute: bool) -> RedriveReport:
         """Redrive the letters that were written before the run. Without `execute` the run writes nothing.
 
         Raises EnvironmentFailure, and StateError if the notes of earlier runs are unreadable.
         """
-        report = Report()
+        report = RedriveReport()
         try:
             if execute:
                 self._epochs.producer()
@@ -116,9 +116,11 @@ class Redrive:
                     raise
         return {place: Gone(spans) for place, spans in ranges.items()}
 
-    def _put_back(self, batch: Sequence[Message], gone: Mapping[Place, Gone], report: Report, *, execute: bool) -> None:
+    def _put_back(
+        self, batch: Sequence[Message], gone: Mapping[Place, Gone], report: RedriveReport, *, execute: bool
+    ) -> None:
         """One transaction: the records and the note of their letters. A crash leaves both or neither."""
-        counted = Report()
+        counted = RedriveReport()
         chosen = [
             (GoingBack(letter, self._choice.headers(letter), message.key(), message.value()), message)
             for message in batch
@@ -135,7 +137,7 @@ class Redrive:
             self._commit(self._epochs.producer(), back)
         report.add(counted)
 
-    def _judge(self, message: Message, gone: Gone, report: Report) -> Letter | None:
+    def _judge(self, message: Message, gone: Gone, report: RedriveReport) -> Letter | None:
         """The letter if it is chosen; else None, and `report` counts the record."""
         headers = headers_of(message)
         if is_redriven(headers):

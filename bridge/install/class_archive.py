@@ -52,7 +52,7 @@ RECORDS: Final = (
 """Expressions that turn numbers into rows like those of the Kafka source."""
 
 
-def install(jars: Sequence[Path]) -> Path:
+def install_archive(jars: Sequence[Path]) -> Path:
     """Replace the archive. Raises EnvironmentFailure if Java writes none."""
     archive = spark.archive(jars)
     archive.unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def main() -> int:
     parser.add_argument("command", choices=["install"], help="create it beside the connector's jars")
     parser.parse_args()
     try:
-        print(install(connector.jars()))
+        print(install_archive(connector.jars()))
     except BridgeError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -76,20 +76,22 @@ def jars() -> list[Path]:
             "Spark's Kafka connector is not installed in the version that PySpark requires",
             hint=REMEDY,
             directory=directory,
-            version=installed.version(),
+            version=installed.spark_version(),
             code="DB-3021",
         )
     return sorted(directory.glob("*.jar"))
 
 
-def install(into: Path) -> list[Path]:
+def install_connector(into: Path) -> list[Path]:
     """Resolve the jars into the directory `into` if they are missing; jars of another version are replaced."""
     if into.is_dir() and not _complete(into):
         # Moved aside in one step, so that no other process sees a directory with the jars of two versions.
         with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent) as scratch:
             into.rename(Path(scratch, "replaced"))
     shipped = _shipped()
-    return maven.resolve(POM.format(version=installed.version()), into, keep=lambda jar: artifact(jar) not in shipped)
+    return maven.resolve_jars(
+        POM.format(version=installed.spark_version()), into, keep=lambda jar: artifact(jar) not in shipped
+    )
 
 
 def installed_directory() -> Path:
@@ -105,7 +107,7 @@ def artifact(jar: Path) -> str:
 
 def _complete(directory: Path) -> bool:
     present = list(directory.glob("*.jar"))
-    connector = f"{NEEDED[0]}-{installed.version()}.jar"
+    connector = f"{NEEDED[0]}-{installed.spark_version()}.jar"
     return {artifact(jar) for jar in present}.issuperset(NEEDED) and any(jar.name == connector for jar in present)
 
 
@@ -122,7 +124,7 @@ def main() -> int:
     commands.add_parser("list", help="print the paths of the installed jars")
     arguments = parser.parse_args()
     try:
-        installed_jars = install(arguments.into.absolute()) if arguments.command == "install" else jars()
+        installed_jars = install_connector(arguments.into.absolute()) if arguments.command == "install" else jars()
     except BridgeError as error:
         print(error, file=sys.stderr)
         return error.exit_code

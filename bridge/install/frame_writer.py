@@ -25,7 +25,7 @@ NEWEST: Final = (1980, 1, 1, 0, 0, 0)
 """The date of every file in the jar: the same source makes the same jar."""
 
 
-def install(into: Path) -> Path:
+def install_frame_writer(into: Path) -> Path:
     """Compile the sources into a jar of the directory `into`. Raises EnvironmentFailure."""
     javac = _javac()
     classes = os.pathsep.join([str(installed.home() / "jars" / "*"), str(into / "*")])
@@ -39,7 +39,7 @@ def install(into: Path) -> Path:
             raise EnvironmentFailure(
                 "the bridge's Java does not compile",
                 hint=done.stderr[-2000:],
-                version=installed.version(),
+                version=installed.spark_version(),
                 code="DB-3032",
             )
         made = into / f".{jar.name}.{os.getpid()}"
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("command", choices=["install"])
     parser.add_argument("--into", type=Path, default=connector.installed_directory(), metavar="DIR")
     try:
-        print(install(parser.parse_args().into.absolute()))
+        print(install_frame_writer(parser.parse_args().into.absolute()))
     except BridgeError as error:
         print(error, file=sys.stderr)
         return error.exit_code

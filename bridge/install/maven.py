@@ -20,7 +20,7 @@ RESOLVE_TIMEOUT_S: Final = 900
 OUTPUT_LINES_MAX: Final = 12
 
 
-def resolve(pom: str, into: Path, *, keep: Callable[[Path], bool] = lambda jar: True) -> list[Path]:
+def resolve_jars(pom: str, into: Path, *, keep: Callable[[Path], bool] = lambda jar: True) -> list[Path]:
     """The jars of `pom`'s runtime dependencies in the directory `into`, sorted. An existing directory is not resolved
     again.
 

@@ -44,7 +44,7 @@ from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.spark import session as spark
-from bridge.start.identity_watch import Change, IdentityWatch
+from bridge.start.identity_watch import IdentityWatch, LookResult
 from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, Repeating, dispatcher_s
 from bridge.telemetry.http import ManagementServer, Protection
@@ -76,7 +76,7 @@ class Notice(Enum):
     REBUILD = "the index is damaged, or must be opened differently"
 
 
-def run(settings: Settings, read: Callable[[], Settings], redact: Redactor) -> None:
+def run_bridge(settings: Settings, read: Callable[[], Settings], redact: Redactor) -> None:
     """Run the bridge until a signal. Raises BridgeError when it cannot continue.
 
     `read` reads the settings again; `redact` learns their secrets before they are used.
@@ -347,7 +347,7 @@ class Application:
         if error.code != RECORDS_GONE or pipeline is None:
             raise error
         change = pipeline.look_at_identity(self._lag, is_told=True)
-        if change is Change.NONE and not self._identity.holds_any(pipeline.owned):
+        if change is LookResult.NONE and not self._identity.holds_any(pipeline.owned):
             raise error
         self._rebase(context, anew=True)
 
@@ -428,14 +428,14 @@ class Application:
             reasons = (*impediments, *(alarm for each in told for alarm in each.alarms()))
             self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
 
-    def _look_at_identity(self) -> Change:
+    def _look_at_identity(self) -> LookResult:
         """Look at the logs' identity; also during a start, which may catch up for a long time."""
         self._beat()
-        return Change.NONE if self._pipeline is None else self._tell(self._pipeline.look_at_identity(self._lag))
+        return LookResult.NONE if self._pipeline is None else self._tell(self._pipeline.look_at_identity(self._lag))
 
-    def _tell(self, change: Change) -> Change:
-        if change is not Change.NONE:
-            self._events.put(Notice.REBUILD if change is Change.MENDED else Notice.REBASE)
+    def _tell(self, change: LookResult) -> LookResult:
+        if change is not LookResult.NONE:
+            self._events.put(Notice.REBUILD if change is LookResult.MENDED else Notice.REBASE)
         return change
 
     def _shut_down(self) -> None:

@@ -48,7 +48,7 @@ from bridge.settings.model import Settings
 from bridge.spark.session import end_jvm, intact
 from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan
-from bridge.start.identity_watch import Change, IdentityWatch
+from bridge.start.identity_watch import IdentityWatch, LookResult
 from bridge.start.index import as_bridge_errors, find_index, open_index
 from bridge.start.retention import RetentionGuard, ingest_start
 from bridge.start.roll_window import Windows, decode_parameters, limits_of
@@ -98,7 +98,7 @@ class PipelineContext:
     identity: IdentityWatch
     on_plan: Callable[[StartPlan], None] = lambda _: None
     """Called before the first delivery from its partitions."""
-    look: Callable[[], Change] = lambda: Change.NONE
+    look: Callable[[], LookResult] = lambda: LookResult.NONE
     """The periodic look at the logs, by the thread that starts and follows; it requests a new pipeline itself."""
 
 
@@ -182,7 +182,7 @@ class Pipeline:
         held = self.corrupt_batches().keys() - set(store.assignment.joining())
         if held:
             store.assignment.postpone(held, self._context.clock.now_ms())
-        if self._context.look() is not Change.NONE:
+        if self._context.look() is not LookResult.NONE:
             self.cancel()
 
     def cancel_start(self) -> None:
@@ -369,12 +369,12 @@ class Pipeline:
             return ("the disk is full: ingest waits, delivery goes on",)
         return ()
 
-    def look_at_identity(self, lag: Lag, *, is_told: bool = False) -> Change:
+    def look_at_identity(self, lag: Lag, *, is_told: bool = False) -> LookResult:
         """Check the ends and the identity of the logs, if that is due, or at once after a reader's report
         (`is_told`)."""
         context, store = self._context, self.store
         if store is None:
-            return Change.NONE
+            return LookResult.NONE
         looked = lag.refresh(context.cluster, store, at_once=is_told)
         change = context.identity.look(
             context.ownership, context.cluster, store, self.topic_ids, looked, is_told=is_told

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @cache
-def version() -> str:
+def spark_version() -> str:
     """Spark's version."""
     return metadata.version("pyspark")
 

@@ -70,7 +70,7 @@ def launched(conf: SparkConf) -> Any:
     """
     from pyspark.java_gateway import launch_gateway
 
-    output = Output()
+    output = JvmOutput()
     try:
         options = {"start_new_session": True, "stdout": output.write_end, "stderr": STDOUT}
         gateway: Any = launch_gateway(conf, options)  # type: ignore[no-untyped-call]
@@ -83,7 +83,7 @@ def launched(conf: SparkConf) -> Any:
     return gateway
 
 
-class Output:
+class JvmOutput:
     """Logs the standard output and error of a JVM, in a thread that runs until the JVM ends."""
 
     def __init__(self) -> None:

@@ -120,7 +120,7 @@ def stretches(
     return wanted
 
 
-def refusal(name: SourceName, doubt: Doubt) -> StateError | None:
+def lasting_error(name: SourceName, doubt: Doubt) -> StateError | None:
     """The error that ends a process with only doubtful partitions; None for a doubt that passes."""
     topic, partition = name
     if doubt is Doubt.REPLACED:

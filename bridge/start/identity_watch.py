@@ -25,7 +25,7 @@ from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.leader_epochs import Stretch
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import ANOTHER_TOPIC, NO_TOPIC, StartFacts
-from bridge.start.identity import EXPLAINED, PASSES, Doubt, Looked, believed, findings, refusal, stretches
+from bridge.start.identity import EXPLAINED, PASSES, Doubt, Looked, believed, findings, lasting_error, stretches
 from bridge.start.roll_window import TOO_SHORT
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
@@ -43,7 +43,7 @@ TOLD_S: Final = 86_400.0
 log = structlog.get_logger("bridge.start.identity_watch")
 
 
-class Change(Enum):
+class LookResult(Enum):
     """The consequence of a look."""
 
     NONE = "nothing"
@@ -186,7 +186,7 @@ class IdentityWatch:
         looked: Mapping[SourceName, Looked] | None = MappingProxyType({}),
         *,
         is_told: bool = False,
-    ) -> Change:
+    ) -> LookResult:
         """Look at the partitions that are delivered from `store` (`looked`; None: not due yet) and at the held ones.
 
         `topic_ids` are the ids at the start of the pipeline. `is_told`: a reader misses the records at its position.
@@ -207,7 +207,7 @@ class IdentityWatch:
 
         self._ids = {**topic_ids, **self._ids}
         if looked is None or not self._ids or (not looked and now_s - self._looked_s < LOOK_S):
-            return Change.NONE
+            return LookResult.NONE
         self._looked_s = now_s
         try:
             ids = cluster.topic_ids(sorted({*self._ids, *(topic for topic, _ in self._holds)}))
@@ -226,10 +226,10 @@ class IdentityWatch:
             }
             self._hold(new)
             change = self._review(group, cluster, ids, given_up)
-            return Change.HELD if new and change is Change.NONE else change
+            return LookResult.HELD if new and change is LookResult.NONE else change
         except EnvironmentFailure as error:
             log.warning("identity-unknown", reason=error.message)
-            return Change.NONE
+            return LookResult.NONE
 
     def alarms(self) -> tuple[str, ...]:
         """Sentences about held partitions and cut logs, for /readyz."""
@@ -263,7 +263,7 @@ class IdentityWatch:
                 shorter.add(name)
             # The gap before the log's start may contain only ends of transactions, which an active reader will pass.
             elif doubt is not Doubt.DELETED or is_told or _stands_still(before.get(name), looked[name]):
-                new[name] = _Hold(doubt=doubt, error=refusal(name, doubt))
+                new[name] = _Hold(doubt=doubt, error=lasting_error(name, doubt))
         wanted = stretches(before, {name: at for name, at in looked.items() if name not in new}, shorter)
         cuts = self._cuts(cluster, wanted)
         for name in sorted(shorter | {name for name, offset in cuts.items() if offset is not None}):
@@ -296,9 +296,9 @@ class IdentityWatch:
 
     def _review(
         self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], held: Mapping[SourceName, _Hold]
-    ) -> Change:
+    ) -> LookResult:
         """Look again at held partitions that the pipeline has given up."""
-        changes = {Change.NONE}
+        changes = {LookResult.NONE}
         for name, hold in held.items():
             try:
                 changes.add(self._reviewed(group, cluster, ids, name, hold))
@@ -306,23 +306,23 @@ class IdentityWatch:
                 _warn([name], error.message)
             except StateError as error:
                 self._hold({name: _Hold(doubt=Doubt.REFUSED, error=error)})
-                changes.add(Change.HELD)
-        return next(change for change in (Change.MENDED, Change.HELD, Change.NONE) if change in changes)
+                changes.add(LookResult.HELD)
+        return next(change for change in (LookResult.MENDED, LookResult.HELD, LookResult.NONE) if change in changes)
 
     def _reviewed(
         self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], name: SourceName, hold: _Hold
-    ) -> Change:
+    ) -> LookResult:
         old_id, is_there = self._ids.get(name[0]), name[0] in ids
         if is_there and old_id not in (None, ids[name[0]]) and hold.error is None:
-            self._hold({name: _Hold(doubt=Doubt.REPLACED, error=refusal(name, Doubt.REPLACED))})
-            return Change.HELD
+            self._hold({name: _Hold(doubt=Doubt.REPLACED, error=lasting_error(name, Doubt.REPLACED))})
+            return LookResult.HELD
         if is_there and hold.doubt in PASSES:
             self._release(name)
-            return Change.HELD
+            return LookResult.HELD
         if not is_there or hold.cut is None or not self._mend(group, cluster, name, hold.cut):
-            return Change.NONE
+            return LookResult.NONE
         self._release(name)
-        return Change.MENDED
+        return LookResult.MENDED
 
     def _release(self, name: SourceName) -> None:
         self._holds = {other: hold for other, hold in self._holds.items() if other != name}

@@ -35,7 +35,7 @@ Reset = Literal["earliest", "latest", "committed"]
 READ_TIMEOUT_S: Final = 30.0
 
 
-def reset_offsets(
+def reset_committed_states(
     *,
     consumer: Mapping[str, Any],
     group_id: str,

@@ -56,7 +56,7 @@ def must_be_pending(settings: Settings) -> None:
         )
 
 
-def resolve(settings: Settings, choice: Outcome, ask: States) -> dict[str, Outcome]:
+def resolve_transactions(settings: Settings, choice: Outcome, ask: States) -> dict[str, Outcome]:
     """End the last transactions of this instance again, whose markers are missing. Returns the outcomes by
     transactional id.
 

@@ -98,7 +98,7 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Report:
+class RedriveReport:
     """Counts of letters, `back` and `broken` by (reason, target). `back` have gone or would go back; `broken` need
     other headers; `left` were not chosen; `foreign` are not dead letters of these delay topics; `before` went back in
     an earlier run.
@@ -110,7 +110,7 @@ class Report:
     foreign: int = 0
     before: int = 0
 
-    def add(self, other: Report) -> None:
+    def add(self, other: RedriveReport) -> None:
         for mine, theirs in ((self.back, other.back), (self.broken, other.broken)):
             for (reason, target), count in theirs.items():
                 is_known = (reason, target) in mine or len(mine) < LINES_MAX

@@ -139,7 +139,7 @@ class Schedule:
         return schedule
 
     def texts(self) -> dict[str, str]:
-        """The schedule as headers; the inverse of `parsed`."""
+        """The schedule as headers; the inverse of `parse_schedule`."""
         texts = {h.EVERY: _interval(self.every_ms or 0)} if self.cron is None else {h.CRON: self.cron.expression}
         if self.anchor_ms is not None:
             texts[h.ANCHOR] = str(self.anchor_ms)
@@ -192,7 +192,7 @@ def _interval(ms: int) -> str:
     return next(f"{ms // size}{unit}" for unit, size in zip(_UNITS, h.UNITS_MS, strict=True) if ms % size == 0)
 
 
-def parsed(given: Mapping[str, str], every_min_ms: int = 1) -> Schedule:
+def parse_schedule(given: Mapping[str, str], every_min_ms: int = 1) -> Schedule:
     """The schedule of these headers, by name. Raises ValueError that begins with the name of the invalid header."""
     if h.EVERY in given and h.TIME_ZONE in given:
         raise ValueError(f"{h.TIME_ZONE}: only {h.CRON} supports time zones")
@@ -220,9 +220,9 @@ def packed(texts: Mapping[str, str], *, is_start_given: bool) -> str:
 
 @lru_cache(10_000)
 def schedule_of(text: str, every_min_ms: int = 1) -> tuple[Schedule, bool]:
-    """The schedule of a text from `packed`, and whether a start is given. Raises ValueError, as `parsed`."""
+    """The schedule of a text from `packed`, and whether a start is given. Raises ValueError, as `parse_schedule`."""
     texts, is_start_given = unpacked(text)
-    return parsed(texts, every_min_ms), is_start_given
+    return parse_schedule(texts, every_min_ms), is_start_given
 
 
 def unpacked(text: str) -> tuple[Mapping[str, str], bool]:

@@ -92,7 +92,7 @@ def jars(version: str | None = None) -> list[Path]:
     pom = _VERSION.sub(f"<kafka.version>{version}<", POM.read_text(encoding="utf-8"))
     cache = Path(os.environ.get(CACHE_VARIABLE) or Path(__file__).parents[2] / ".cache")
     digest = hashlib.sha256(pom.encode()).hexdigest()[:12]
-    return maven.resolve(pom, cache.resolve() / f"kafka-{version}" / digest)
+    return maven.resolve_jars(pom, cache.resolve() / f"kafka-{version}" / digest)
 
 
 def class_archive(version: str | None = None) -> Path:

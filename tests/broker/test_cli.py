@@ -24,7 +24,7 @@ from bridge.errors import FencedError
 from bridge.kafka.admin import Cluster
 from bridge.settings.load import load
 from bridge.settings.model import Settings
-from bridge.wire.letters import Choice, Report
+from bridge.wire.letters import Choice, RedriveReport
 from dev.harness.kafka import Reader
 from dev.harness.pace import scaled
 from tests.docs.test_docs import blocks
@@ -84,7 +84,7 @@ def test_version_names_what_the_bridge_stands_on() -> None:
 def application(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     """Put `run` in the place of the composition root."""
     module = ModuleType("bridge.runtime.app")
-    module.run = run  # type: ignore[attr-defined]
+    module.run_bridge = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "bridge.runtime.app", module)
     monkeypatch.setattr(bridge.runtime, "app", module, raising=False)
 
@@ -160,9 +160,9 @@ def test_both_redrives_count_before_they_put_back(monkeypatch: pytest.MonkeyPatc
     """Both commands count and ask first, or require --yes without a terminal; --dry-run only counts."""
     executed: list[bool] = []
 
-    def put_back(_settings: Settings, _clock: object, _choice: Choice, *, execute: bool) -> Report:
+    def put_back(_settings: Settings, _clock: object, _choice: Choice, *, execute: bool) -> RedriveReport:
         executed.append(execute)
-        return Report(back=Counter({("unknown-target", "orders"): 2}))
+        return RedriveReport(back=Counter({("unknown-target", "orders"): 2}))
 
     monkeypatch.setattr("bridge.dead_letters.redrive.redrive", put_back)
     assert invoke("redrive", "--dry-run")[0] == 0 and executed == [False]
@@ -175,9 +175,9 @@ def test_redrive_understands_what_chooses(monkeypatch: pytest.MonkeyPatch) -> No
     """Times as in `send`; and it says what is wrong with one."""
     chosen: list[tuple[Choice, bool]] = []
 
-    def put_back(_settings: Settings, _clock: object, choice: Choice, *, execute: bool) -> Report:
+    def put_back(_settings: Settings, _clock: object, choice: Choice, *, execute: bool) -> RedriveReport:
         chosen.append((choice, execute))
-        return Report()
+        return RedriveReport()
 
     monkeypatch.setattr("bridge.dead_letters.redrive.redrive", put_back)
     since = ["--since", "2027-01-31T08:00:00+08:00", "--due", "now", "--set-header", "a=b=c", "--execute"]

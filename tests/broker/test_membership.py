@@ -18,7 +18,7 @@ from bridge.kafka.membership import Ownership
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.start.facts import topic_facts
-from bridge.start.reset_offsets import reset_offsets
+from bridge.start.reset_offsets import reset_committed_states
 from bridge.wire.committed_state import CommittedState, initial_state
 from dev.harness.kafka import Outgoing, Topics, produce
 from dev.harness.waiting import wait_until
@@ -221,7 +221,7 @@ def test_resetting_offsets_decides_what_a_start_refused(
 
     def decide() -> bool:
         try:
-            reset_offsets(
+            reset_committed_states(
                 consumer=librdkafka(settings, "consumer"),
                 group_id=settings.group_id,
                 topics=topic_facts(Cluster(settings), [delay]),
@@ -265,7 +265,7 @@ def test_resetting_to_committed_gives_up_only_what_is_gone(broker: Broker, topic
 
     def decide() -> bool:
         with suppress(EnvironmentFailure):
-            reset_offsets(
+            reset_committed_states(
                 consumer=librdkafka(settings, "consumer"),
                 group_id=settings.group_id,
                 topics=topic_facts(Cluster(settings), [delay]),

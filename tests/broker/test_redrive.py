@@ -12,7 +12,7 @@ from bridge.dead_letters.redrive import Redrive, redrive
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
 from bridge.wire import headers as h
-from bridge.wire.letters import Choice, Report, redriven
+from bridge.wire.letters import Choice, RedriveReport, redriven
 from bridge.wire.reasons import RejectReason
 from dev.harness.kafka import Outgoing, Topics, produce, read_committed
 from tests.broker.letters import bury, dead_letter_topic
@@ -28,7 +28,7 @@ def back_in(broker: Broker, delay: str) -> list[int]:
     return sorted(int(record.value or b"") for record in read_committed(broker.bootstrap, delay))
 
 
-def run(settings: Settings, *, execute: bool = True, **choice: Any) -> Report:
+def run(settings: Settings, *, execute: bool = True, **choice: Any) -> RedriveReport:
     return redrive(settings, SystemClock(), Choice(**choice), execute=execute)
 
 

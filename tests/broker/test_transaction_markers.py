@@ -14,7 +14,7 @@ from bridge.delivery.producer.outcomes import Failure, Indefinite
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, are_offsets_pending
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
-from bridge.start.resolve import must_be_pending, resolve
+from bridge.start.resolve import must_be_pending, resolve_transactions
 from dev.harness.kafka import read_committed
 from dev.harness.waiting import wait_until
 from tests.broker.interfering import raising, rig_with_interference
@@ -82,8 +82,8 @@ def test_what_the_coordinator_has_forgotten_is_chosen(cluster: LosingCluster, ch
     assert "delay-bridge resolve" in failure.hint
     wait_until(lambda: not is_running(settings), DEADLINE_S, "its membership has ended")
     with pytest.raises(StateError, match="not of this instance"):
-        resolve(settings, choice, each(lambda _: None))
-    done = resolve(settings, choice, each(lambda _: "Empty"))
+        resolve_transactions(settings, choice, each(lambda _: None))
+    done = resolve_transactions(settings, choice, each(lambda _: "Empty"))
     assert done[settings.transactional_id] is choice
     assert repair.explain() is None
     with Rig(cluster.bootstrap, delay, session_timeout="6s", is_opened_early=True) as rig:
@@ -106,8 +106,8 @@ def test_what_the_coordinator_knows_wins_over_a_choice(cluster: LosingCluster) -
         return answer
 
     with pytest.raises(EnvironmentFailure, match="same choice"):
-        resolve(settings, Outcome.ABORTED, each(ask))
-    assert resolve(settings, Outcome.ABORTED, each(ask)) == {settings.transactional_id: Outcome.COMMITTED}
+        resolve_transactions(settings, Outcome.ABORTED, each(ask))
+    assert resolve_transactions(settings, Outcome.ABORTED, each(ask)) == {settings.transactional_id: Outcome.COMMITTED}
 
 
 @pytest.mark.fault("a commit whose end the brokers lose")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from bridge.api import cursor as cursors
 from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, Bulk, Text, bulk, fitting, time
 from bridge.dead_letters.listing import LetterPage, PlacedLetter
-from bridge.wire.letters import Choice, Report
+from bridge.wire.letters import Choice, RedriveReport
 from timerstore.rows.sources import SourceName
 
 LIMIT_MAX: Final = 1_000
@@ -163,7 +163,7 @@ class Redriven(BaseModel):
     outcome: RedriveOutcome
 
     @classmethod
-    def of(cls, report: Report) -> Self:
+    def of(cls, report: RedriveReport) -> Self:
         """The answer from the report of a run over one letter."""
         outcomes = (
             (report.back, RedriveOutcome.REDRIVEN),
@@ -189,7 +189,7 @@ class LettersCounted(BaseModel):
     redriven: int = Field(description="The redriven letters, regardless of the filters.")
 
     @classmethod
-    def of(cls, report: Report) -> Self:
+    def of(cls, report: RedriveReport) -> Self:
         """The numbers from the report of a dry run."""
         left = report.back + report.broken
         by = [LetterCount(reason=reason, target=target, count=n) for (reason, target), n in left.most_common()]
@@ -208,7 +208,7 @@ class ManyRedriven(BaseModel):
     foreign: int = Field(description="Other records: they are not dead letters of these delay topics.")
 
     @classmethod
-    def of(cls, report: Report, *, dry_run: bool) -> Self:
+    def of(cls, report: RedriveReport, *, dry_run: bool) -> Self:
         by, broken = (
             [LetterCount(reason=reason, target=target, count=n) for (reason, target), n in sorted(counts.items())]
             for counts in (report.back, report.broken)

@@ -28,7 +28,7 @@ from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import Origin
-from bridge.wire.letters import Choice, Letter, Report
+from bridge.wire.letters import Choice, Letter, RedriveReport
 from bridge.wire.reasons import RejectReason
 from timerstore.operations.export import SCHEMA
 from timerstore.operations.find import Count, Originals, Page, PendingRow, PendingState, Query
@@ -212,9 +212,9 @@ class Letters:
         """By its place."""
         return next((each for each in self.rows if each.place == place), None)
 
-    def redrive(self, choice: Choice, *, execute: bool) -> Report:
+    def redrive(self, choice: Choice, *, execute: bool) -> RedriveReport:
         """Those that have gone back say so."""
-        report = Report()
+        report = RedriveReport()
         for i, each in enumerate(self.rows):
             if not choice.chooses(each.letter, each.ts_ms, each.place):
                 report.left += 1

@@ -21,7 +21,7 @@ from bridge.api.peers import merge
 from bridge.dead_letters.listing import LetterPage
 from bridge.telemetry.http import Protection
 from bridge.wire import headers as h
-from bridge.wire.letters import TEXT_LENGTH_MAX, Report, read_letter
+from bridge.wire.letters import TEXT_LENGTH_MAX, RedriveReport, read_letter
 from tests.unit.bridge.api import fakes
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Letters, Store, letter, message
 from tests.unit.bridge.api.test_export import Bridge as StoreBridge
@@ -146,6 +146,6 @@ def test_what_a_dead_letter_says_of_itself_is_cut() -> None:
     assert found is not None
     texts = (found.target, found.reason, found.detail, found.origin)
     assert [len(text) for text in texts] == [TEXT_LENGTH_MAX] * 4
-    report = Report()
+    report = RedriveReport()
     report.back[found.reason, found.target] += 1
     assert found.topic == "delay" and len(str(report)) < 4 * TEXT_LENGTH_MAX

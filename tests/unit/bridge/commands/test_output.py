@@ -48,7 +48,7 @@ def test_output_that_cannot_be_written_ends_in_a_line(command: str, tmp_path: Pa
 RUNS = """
 import sys, types, structlog
 tells = lambda *_: [structlog.get_logger("a").info("event") for _ in range(3)]
-sys.modules["bridge.runtime.app"] = types.SimpleNamespace(run=tells)
+sys.modules["bridge.runtime.app"] = types.SimpleNamespace(run_bridge=tells)
 from bridge.commands.cli import main
 sys.argv = ["delay-bridge", "run"]
 main()

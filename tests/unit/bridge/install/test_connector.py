@@ -70,10 +70,10 @@ def test_install_replaces_the_jars_of_another_version(tmp_path: Path, monkeypatc
             put(into, *complete(pyspark.__version__))
         return sorted(into.glob("*.jar"))
 
-    monkeypatch.setattr(maven, "resolve", resolve)
+    monkeypatch.setattr(maven, "resolve_jars", resolve)
     put(tmp_path / "jars", *complete("3.0.0"))
     for _ in range(2):
-        installed = connector.install(tmp_path / "jars")
+        installed = connector.install_connector(tmp_path / "jars")
         assert sorted(jar.name for jar in installed) == sorted(complete(pyspark.__version__))
     assert len(runs) == 1
 
@@ -81,7 +81,7 @@ def test_install_replaces_the_jars_of_another_version(tmp_path: Path, monkeypatc
 def test_another_install_keeps_the_sink(tmp_path: Path) -> None:
     """Where the connector fits, nothing in the directory is touched: the compiled jar stays."""
     put(tmp_path, *complete(pyspark.__version__), connector.FRAME_WRITER)
-    assert tmp_path / connector.FRAME_WRITER in connector.install(tmp_path)
+    assert tmp_path / connector.FRAME_WRITER in connector.install_connector(tmp_path)
 
 
 @pytest.mark.parametrize(

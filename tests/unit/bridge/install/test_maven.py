@@ -33,7 +33,7 @@ def test_many_at_once_resolve_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Of several that ask at the same time one runs Maven; all get the complete directory."""
     log = fake_maven(tmp_path, monkeypatch)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: maven.resolve("<project/>", tmp_path / "jars"), range(8)))
+        found = list(pool.map(lambda _: maven.resolve_jars("<project/>", tmp_path / "jars"), range(8)))
     assert log.read_text().splitlines() == ["run"]
     assert all([jar.name for jar in jars] == ["a-1.0.jar", "b-2.0.jar"] for jars in found)
 
@@ -41,7 +41,7 @@ def test_many_at_once_resolve_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_unwanted_jars_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only jars that `keep` accepts stay."""
     fake_maven(tmp_path, monkeypatch)
-    jars = maven.resolve("<project/>", tmp_path / "jars", keep=lambda jar: jar.name.startswith("b"))
+    jars = maven.resolve_jars("<project/>", tmp_path / "jars", keep=lambda jar: jar.name.startswith("b"))
     assert [jar.name for jar in jars] == ["b-2.0.jar"]
 
 
@@ -50,7 +50,7 @@ def test_a_failure_leaves_nothing_that_looks_complete(tmp_path: Path, monkeypatc
     log = fake_maven(tmp_path, monkeypatch, then="echo no route && exit 1;")
     for _ in range(2):
         with pytest.raises(EnvironmentFailure, match="no route"):
-            maven.resolve("<project/>", tmp_path / "jars")
+            maven.resolve_jars("<project/>", tmp_path / "jars")
     assert not (tmp_path / "jars").exists()
     assert log.read_text().splitlines() == ["run", "run"]
 
@@ -59,4 +59,4 @@ def test_a_missing_maven_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Without Maven the error says what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EnvironmentFailure, match="maven"):
-        maven.resolve("<project/>", tmp_path / "jars")
+        maven.resolve_jars("<project/>", tmp_path / "jars")

@@ -18,7 +18,7 @@ from bridge.runtime import wiring
 from bridge.runtime.app import Application
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
-from bridge.start.identity_watch import Change
+from bridge.start.identity_watch import LookResult
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
 from timerstore.rows.sources import SourceName
@@ -37,7 +37,7 @@ class Bench:
         self.owned: frozenset[SourceName] = frozenset()
         self.stops = self.follows = True
         self.on_made: Callable[[], None] = lambda: None
-        self.changes: list[Change] = []
+        self.changes: list[LookResult] = []
         self.raised: BridgeError | None = None
         self.dispatcher = self.part("dispatcher")
         self.dispatcher.wait_open.return_value = True
@@ -94,7 +94,7 @@ class Bench:
         made.store.stats.return_value = SimpleNamespace(pending=0)
         made.is_reading.return_value, made.reader = True, "plain"
         made.blocked_by.return_value = frozenset()
-        made.look_at_identity.side_effect = lambda *_, **__: self.changes.pop() if self.changes else Change.NONE
+        made.look_at_identity.side_effect = lambda *_, **__: self.changes.pop() if self.changes else LookResult.NONE
         made.impediments.return_value = made.alarms.return_value = made.problems.return_value = ()
         made.start.side_effect = lambda: self.note("pipeline starts")
         made.stop.side_effect = lambda *_: self.note("pipeline stops") and self.stops
@@ -233,17 +233,17 @@ def test_partitions_in_doubt_are_not_delivered(bench: Bench) -> None:
     identity = bench.application._identity
     held: set[SourceName] = {B}
     identity.without = lambda owned: owned - held  # type: ignore[method-assign]
-    identity.look = lambda *_, **__: bench.changes.pop() if bench.changes else Change.NONE  # type: ignore[method-assign]
+    identity.look = lambda *_, **__: bench.changes.pop() if bench.changes else LookResult.NONE  # type: ignore[method-assign]
     identity.alarms = lambda: ("delay/1 is held: why",)  # type: ignore[method-assign]
     bench.assign(A, B)
     bench.is_in("running", 1)
     assert bench.made[0].owned == {A}
     held.add(A)
-    bench.changes.append(Change.HELD)
+    bench.changes.append(LookResult.HELD)
     bench.is_in("held", 1)
     assert bench.order[-1] == "pipeline stops" and not bench.application._health.phase.ready
     held.clear()
-    bench.changes.append(Change.MENDED)
+    bench.changes.append(LookResult.MENDED)
     bench.is_in("running", 2)
     assert bench.made[1].owned == {A, B}
 
@@ -252,9 +252,9 @@ def test_a_start_that_catches_up_looks_at_the_logs(bench: Bench) -> None:
     """What it finds leads to another pipeline, as it does later."""
     bench.assign(A)
     bench.is_in("running", 1)
-    found = lambda *_, **__: Change.NONE if threading.current_thread() is bench.thread else Change.HELD  # noqa: E731
+    found = lambda *_, **__: LookResult.NONE if threading.current_thread() is bench.thread else LookResult.HELD  # noqa: E731
     bench.made[0].look_at_identity.side_effect = found
-    assert bench.made[0].context.look() is Change.HELD
+    assert bench.made[0].context.look() is LookResult.HELD
     wait_until(lambda: bench.made[0].follow.called, SEEN_S)
 
 

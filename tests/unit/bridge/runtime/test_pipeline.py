@@ -24,7 +24,7 @@ from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.restart import Restart
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
-from bridge.start.identity_watch import Change, IdentityWatch
+from bridge.start.identity_watch import IdentityWatch, LookResult
 from bridge.telemetry.health import Health
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
@@ -575,7 +575,7 @@ def test_a_log_that_is_cut_while_a_start_catches_up_ends_that_start(rig: Rig) ->
     """Logs are watched during the start: no start waits for records that the log has lost."""
     bench = Bench(rig)
     context = bench.pipeline._context
-    changes = [Change.NONE, Change.HELD]
+    changes = [LookResult.NONE, LookResult.HELD]
     object.__setattr__(context, "look", lambda: changes.pop(0))
 
     def catch_up(progress: Callable[[int, int], None]) -> None:

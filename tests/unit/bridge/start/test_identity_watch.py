@@ -15,7 +15,7 @@ from bridge.kafka.admin import Watermarks
 from bridge.kafka.leader_epochs import Stretch
 from bridge.start.first_commits import StartFacts, TopicFacts, another_topic
 from bridge.start.identity import Looked
-from bridge.start.identity_watch import LOOK_S, Change, IdentityWatch
+from bridge.start.identity_watch import LOOK_S, IdentityWatch, LookResult
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock
@@ -92,7 +92,7 @@ class Scripted:
 
     # looks
 
-    def look(self, *, is_told: bool = False) -> Change:
+    def look(self, *, is_told: bool = False) -> LookResult:
         """One look of a pipeline that has given up what was held before it."""
         group: Any = self
         free = self.watch.without(OWNED) if any(self.expected) else ()
@@ -111,12 +111,12 @@ def test_a_topic_that_is_created_again_is_held_for_good(site: Scripted) -> None:
     """All its partitions, whatever their offsets; /readyz and the gauge name it, and the others go on."""
     site.ids["a"] = "another"
     with capture_logs() as entries:
-        assert site.look() is Change.HELD
+        assert site.look() is LookResult.HELD
     assert [entry["event"] for entry in entries] == ["partition-in-doubt"] * 2
     assert site.watch.without(OWNED) == {C} and site.watch.replaced == {"a"}
     assert site.watch.counts() == {("a", "replaced"): 2}
     assert len(site.watch.alarms()) == 2 and "a/0 is held" in site.watch.alarms()[0]
-    assert site.look() is Change.NONE and site.watch.without(OWNED) == {C}
+    assert site.look() is LookResult.NONE and site.watch.without(OWNED) == {C}
     with pytest.raises(StateError) as raised:
         site.watch.without(frozenset({A, B}))
     assert raised.value.code == "DB-4014"
@@ -125,14 +125,14 @@ def test_a_topic_that_is_created_again_is_held_for_good(site: Scripted) -> None:
 def test_a_topic_that_is_missing_is_held_until_it_is_there_again(site: Scripted) -> None:
     """A broker may not know of it for a moment. Another of its name is another."""
     found = site.ids.pop("a")
-    assert site.look() is Change.HELD
+    assert site.look() is LookResult.HELD
     assert site.watch.without(frozenset({A, B})) == frozenset(), "the process waits"
     site.ids["a"] = found
-    assert site.look() is Change.HELD and site.watch.without(OWNED) == OWNED
+    assert site.look() is LookResult.HELD and site.watch.without(OWNED) == OWNED
     del site.ids["a"]
     site.look()
     site.ids["a"] = "another"
-    assert site.look() is Change.HELD and site.watch.counts() == {("a", "replaced"): 2}
+    assert site.look() is LookResult.HELD and site.watch.counts() == {("a", "replaced"): 2}
 
 
 @pytest.mark.parametrize(("end", "cut"), [(40, 40), (45, 40), (200, 40)])
@@ -142,9 +142,9 @@ def test_a_log_that_was_cut_is_held_then_mended(site: Scripted, end: int, cut: i
     if end > cut:
         site.later[A] = {2: cut}
     with capture_logs() as entries:
-        assert site.look() is Change.HELD
+        assert site.look() is LookResult.HELD
         assert site.watch.without(OWNED) == {B, C} and site.committed[A].offset == 60, "held before anything is moved"
-        assert site.look() is Change.MENDED
+        assert site.look() is LookResult.MENDED
     assert (site.committed[A].offset, site.committed[A].position) == (40, (99, "a", 0, 59))
     assert site.committed[B].offset == 60
     assert site.watch.without(OWNED) == OWNED and [at for _, at in site.committed[A].cuts] == [40]
@@ -158,35 +158,35 @@ def test_without_epochs_a_log_was_cut_where_it_ended_when_that_was_seen(site: Sc
     site.marks = {name: replace(mark, epoch=-1) for name, mark in site.marks.items()}
     site.look()
     site.marks[A] = Watermarks(start=0, end=40)
-    assert site.look() is Change.HELD
+    assert site.look() is LookResult.HELD
     site.marks[A] = Watermarks(start=0, end=75)
-    assert site.look() is Change.MENDED and site.committed[A].offset == 40
+    assert site.look() is LookResult.MENDED and site.committed[A].offset == 40
 
 
 def test_a_leader_that_did_not_know_its_end_costs_nothing(site: Scripted) -> None:
     """The end is there again with the next look: nothing is moved, nothing is told."""
     site.marks[A] = Watermarks(start=0, end=40, epoch=2)
-    assert site.look() is Change.HELD
+    assert site.look() is LookResult.HELD
     site.marks[A] = Watermarks(start=0, end=61, epoch=2)
-    assert site.look() is Change.MENDED
+    assert site.look() is LookResult.MENDED
     assert site.committed[A].offset == 60 and site.lost == [] and site.watch.alarms() == ()
 
 
 def test_an_election_that_cuts_nothing_holds_nothing(site: Scripted) -> None:
     site.marks[A] = Watermarks(start=0, end=80, epoch=2)
     site.later[A] = {2: 60}
-    assert site.look() is Change.NONE
+    assert site.look() is LookResult.NONE
 
 
 def test_what_was_deleted_before_it_was_read_is_held(site: Scripted) -> None:
     """When a reader stands still in front of it; one that is at work may pass, since the ends of transactions are no
     records. It does not come back."""
     site.marks[A] = Watermarks(start=61, end=70, epoch=1)
-    assert site.look() is Change.NONE
+    assert site.look() is LookResult.NONE
     site.expected[A] = 61
-    assert site.look() is Change.NONE
+    assert site.look() is LookResult.NONE
     site.marks[A] = Watermarks(start=62, end=70, epoch=1)
-    assert site.look(is_told=True) is Change.HELD
+    assert site.look(is_told=True) is LookResult.HELD
     with pytest.raises(StateError) as raised:
         site.watch.without(frozenset({A}))
     assert raised.value.code == "DB-4011"
@@ -222,32 +222,32 @@ def test_a_partition_that_comes_and_gets_no_answer_is_tried_again(site: Scripted
     assert not site.watch.refuse(error, OWNED) and not site.watch.refuse(error, OWNED, OWNED)
     assert site.watch.refuse(error, OWNED, {C}) and site.watch.without(OWNED) == {C}
     assert site.watch.counts() == {("a", "no-answer"): 2} and site.watch.without(OWNED - {C}) == frozenset()
-    assert site.look() is Change.HELD and site.watch.without(OWNED) == OWNED, "it is tried again"
+    assert site.look() is LookResult.HELD and site.watch.without(OWNED) == OWNED, "it is tried again"
 
 
 def test_brokers_that_do_not_answer_change_nothing(site: Scripted) -> None:
     site.ids["a"] = "another"
     site.answers = False
-    assert site.look() is Change.NONE and site.watch.without(OWNED) == OWNED
+    assert site.look() is LookResult.NONE and site.watch.without(OWNED) == OWNED
     site.answers = True
-    assert site.look() is Change.HELD
+    assert site.look() is LookResult.HELD
 
 
 def test_a_cut_before_the_first_look_is_found_when_the_log_has_grown_again(site: Scripted) -> None:
     """No look has told under which leader it was read: it was an earlier one than that of the shorter log."""
     site.watch = IdentityWatch(site.clock)
     site.marks[A] = Watermarks(start=0, end=40, epoch=2)
-    assert site.look() is Change.HELD
+    assert site.look() is LookResult.HELD
     site.marks[A], site.later[A] = Watermarks(start=0, end=75, epoch=2), {2: 40}
-    assert site.look() is Change.MENDED and site.committed[A].offset == 40
+    assert site.look() is LookResult.MENDED and site.committed[A].offset == 40
 
 
 def test_a_partition_that_has_gone_meanwhile_is_not_moved_back(site: Scripted) -> None:
     """Its new owner may have committed already."""
     site.marks[A] = Watermarks(start=0, end=40, epoch=2)
-    assert site.look() is Change.HELD
+    assert site.look() is LookResult.HELD
     with mock.patch.object(site, "assignment", return_value=OWNED - {A}):
-        assert site.look() is Change.NONE
+        assert site.look() is LookResult.NONE
     assert site.committed[A].offset == 60
 
 
@@ -257,16 +257,16 @@ def test_one_partition_that_cannot_be_read_hides_no_other(site: Scripted) -> Non
         site.marks[name], site.later[name] = Watermarks(start=0, end=80, epoch=2), {2: 40}
     site.ids["b"] = "another"
     site.silent = {A}
-    assert site.look() is Change.HELD and site.watch.counts() == {("a", "truncated"): 1, ("b", "replaced"): 1}
+    assert site.look() is LookResult.HELD and site.watch.counts() == {("a", "truncated"): 1, ("b", "replaced"): 1}
     site.silent = set()
-    assert site.look() is Change.MENDED and site.watch.counts() == {("a", "truncated"): 1, ("b", "replaced"): 1}
+    assert site.look() is LookResult.MENDED and site.watch.counts() == {("a", "truncated"): 1, ("b", "replaced"): 1}
     assert site.searches == [{A, B}, {A}, {B}], "of all partitions together"
 
 
 def test_elections_are_looked_into_once(site: Scripted) -> None:
     """All partitions in one search; what was found of a leader is written down, so that no start asks again."""
     site.marks = {name: Watermarks(start=0, end=80, epoch=2) for name in OWNED}
-    assert site.look() is Change.NONE and site.look() is Change.NONE and site.searches == [set(OWNED)]
+    assert site.look() is LookResult.NONE and site.look() is LookResult.NONE and site.searches == [set(OWNED)]
     cluster = started(site, site.watch.read_under[A])
     assert not cluster.watch.holds_cut(cluster, site.facts(A)) and site.searches == [set(OWNED)]
 
@@ -278,10 +278,10 @@ def test_a_former_leader_moves_nothing_back(site: Scripted, epoch: int) -> None:
     site.marks[A], site.later[A] = Watermarks(start=0, end=45, epoch=epoch), {2: 60}
     site.expected[A] = 70
     with capture_logs() as entries:
-        assert site.look() is Change.NONE and site.watch.without(OWNED) == OWNED
+        assert site.look() is LookResult.NONE and site.watch.without(OWNED) == OWNED
     assert [entry["event"] for entry in entries] == ["identity-unknown"]
     site.marks[A] = Watermarks(start=0, end=80, epoch=2)
-    assert site.look() is Change.NONE and site.watch.read_under[A] == (70, 2) and site.committed[A].offset == 60
+    assert site.look() is LookResult.NONE and site.watch.read_under[A] == (70, 2) and site.committed[A].offset == 60
 
 
 def test_what_a_former_leader_says_mends_nothing(site: Scripted) -> None:
@@ -291,10 +291,10 @@ def test_what_a_former_leader_says_mends_nothing(site: Scripted) -> None:
     site.marks[A] = Watermarks(start=0, end=45, epoch=1)
     assert cluster.watch.holds_cut(cluster, site.facts(A))
     site.clock.advance(int(LOOK_S * 1_000))
-    assert site.watch.look(cluster, cluster) is Change.NONE and site.committed[A].offset == 60
+    assert site.watch.look(cluster, cluster) is LookResult.NONE and site.committed[A].offset == 60
     site.marks[A] = Watermarks(start=0, end=80, epoch=3)
     site.clock.advance(int(LOOK_S * 1_000))
-    assert site.watch.look(cluster, cluster) is Change.MENDED and site.committed[A].offset == 60 and not site.lost
+    assert site.watch.look(cluster, cluster) is LookResult.MENDED and site.committed[A].offset == 60 and not site.lost
 
 
 def test_what_leaders_between_two_looks_have_written_was_read(site: Scripted) -> None:
@@ -302,11 +302,11 @@ def test_what_leaders_between_two_looks_have_written_was_read(site: Scripted) ->
     log are."""
     site.expected[A] = 70
     site.marks[A], site.later[A] = Watermarks(start=0, end=65, epoch=3), {2: 60}
-    assert site.look() is Change.HELD
+    assert site.look() is LookResult.HELD
     site.marks[A] = Watermarks(start=0, end=90, epoch=3)
     site.later[A] = {2: 60, 3: 65}
     site.committed[A] = replace(site.committed[A], offset=70)
-    assert site.look() is Change.MENDED and site.committed[A].offset == 65
+    assert site.look() is LookResult.MENDED and site.committed[A].offset == 65
 
 
 def test_a_replaced_topic_that_comes_again_is_held_whole(site: Scripted) -> None:
@@ -324,17 +324,17 @@ def test_an_index_that_cannot_be_read_ends_no_look(site: Scripted) -> None:
     """How many messages are lost is told, as far as it is known."""
     site.store.pending_from.side_effect = DiskFailure("the disk fails", hint="Replace it.", code="DB-3027")
     site.marks[A] = Watermarks(start=0, end=40, epoch=2)
-    assert site.look() is Change.HELD and "pending messages" not in site.watch.alarms()[0]
+    assert site.look() is LookResult.HELD and "pending messages" not in site.watch.alarms()[0]
 
 
 def test_a_hold_takes_effect_though_another_cannot_be_mended(site: Scripted) -> None:
     """Else what is held now would be delivered on, as no later look tells of it."""
     site.marks[A] = Watermarks(start=0, end=40, epoch=2)
-    assert site.look() is Change.HELD
+    assert site.look() is LookResult.HELD
     site.ids["b"] = "another"
     with mock.patch.object(site, "commit_states", side_effect=EnvironmentFailure("no answer", hint="Wait.")):
-        assert site.look() is Change.HELD and site.watch.without(OWNED) == {B}
-    assert site.look() is Change.MENDED and site.watch.without(OWNED) == {A, B}
+        assert site.look() is LookResult.HELD and site.watch.without(OWNED) == {B}
+    assert site.look() is LookResult.MENDED and site.watch.without(OWNED) == {A, B}
 
 
 @pytest.mark.fault("a committed state that is not the bridge's, of a partition whose log was cut")
@@ -342,7 +342,7 @@ def test_a_state_that_cannot_be_mended_holds_its_partition_alone(site: Scripted)
     """The partition stays held, with the reason; the bridge looks at the others and mends them."""
     for name in (A, B):
         site.marks[name] = Watermarks(start=0, end=40, epoch=2)
-    assert site.look() is Change.HELD
+    assert site.look() is LookResult.HELD
     read, error = site.read_committed_states, StateError("no state of the bridge", hint="Choose.", code="DB-4003")
 
     def refuse(names: Collection[SourceName]) -> dict[SourceName, CommittedState]:
@@ -351,7 +351,7 @@ def test_a_state_that_cannot_be_mended_holds_its_partition_alone(site: Scripted)
         return read(names)
 
     with mock.patch.object(site, "read_committed_states", refuse):
-        assert site.look() is Change.MENDED
+        assert site.look() is LookResult.MENDED
     assert site.committed[B].offset == 40 and site.watch.without(OWNED) == {B, C}
     assert site.watch.counts() == {("a", "refused"): 1} and "a/0 is held: no state of the bridge" in site.watch.alarms()
 
@@ -378,7 +378,9 @@ def test_a_log_that_was_cut_before_a_start_is_held_then_mended(
         site.later[A] = {2: 40}
     assert cluster.watch.holds_cut(cluster, site.facts(A, C)) and not cluster.watch.holds_cut(cluster, site.facts(C))
     assert site.watch.without(frozenset({A, C})) == {C} and site.watch.without(frozenset({A})) == frozenset()
-    assert site.watch.look(cluster, cluster) is Change.MENDED, "nothing else is owned: nothing is delivered, it looks"
+    assert site.watch.look(cluster, cluster) is LookResult.MENDED, (
+        "nothing else is owned: nothing is delivered, it looks"
+    )
     assert site.watch.without(frozenset({A})) == {A}
     state = site.committed[A]
     assert (state.offset, state.read_under) == (min(40, committed), (40, 1)) and [at for _, at in state.cuts] == [40]
@@ -432,7 +434,7 @@ def test_what_is_below_the_committed_offset_was_read_though_it_is_read_again(sit
     looked = {A: Looked(expected=10, marks=Watermarks(start=0, end=45, epoch=2), committed=60)}
     cluster: Any = site
     site.watch = IdentityWatch(site.clock)
-    assert site.watch.look(cluster, cluster, site.store, {"a": "id a"}, looked) is Change.HELD
+    assert site.watch.look(cluster, cluster, site.store, {"a": "id a"}, looked) is LookResult.HELD
     assert "15 from offset 45" in site.watch.alarms()[0]
 
 
@@ -445,10 +447,10 @@ def test_a_topic_that_is_not_there_when_a_partition_comes_is_waited_for(site: Sc
     assert site.watch.refuse(missing, {new}) and site.watch.without(frozenset({new})) == frozenset()
     cluster: Any = site
     site.clock.advance(int(LOOK_S * 1_000))
-    assert site.watch.look(cluster, cluster) is Change.NONE and site.watch.without(frozenset({new})) == frozenset()
+    assert site.watch.look(cluster, cluster) is LookResult.NONE and site.watch.without(frozenset({new})) == frozenset()
     site.ids["new"] = "id new"
     site.clock.advance(int(LOOK_S * 1_000))
-    assert site.watch.look(cluster, cluster) is Change.HELD and site.watch.without(frozenset({new})) == {new}
+    assert site.watch.look(cluster, cluster) is LookResult.HELD and site.watch.without(frozenset({new})) == {new}
 
 
 def test_a_refused_partition_of_a_topic_that_was_not_owned_before_is_looked_at(site: Scripted) -> None:
@@ -458,4 +460,4 @@ def test_a_refused_partition_of_a_topic_that_was_not_owned_before_is_looked_at(s
     assert site.watch.refuse(error, {A, ("new", 0)})
     cluster: Any = site
     site.clock.advance(int(LOOK_S * 1_000))
-    assert site.watch.look(cluster, cluster) is Change.NONE and site.watch.counts() == {("new", "refused"): 1}
+    assert site.watch.look(cluster, cluster) is LookResult.NONE and site.watch.counts() == {("new", "refused"): 1}

@@ -38,7 +38,7 @@ from bridge.runtime.restart import Restart
 from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
-from bridge.start.identity_watch import Change
+from bridge.start.identity_watch import LookResult
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats, Repeating
 from bridge.telemetry.http import ManagementServer, Protection
@@ -203,7 +203,7 @@ def main(bench: Bench, _: Path) -> Iterator[Case]:
     store = SimpleNamespace(next_offsets=dict)
     pipeline: Any = SimpleNamespace(
         store=store, look_at_retention=lambda _: None, cancel=lambda: None, blocked_by=frozenset,
-        look_at_identity=lambda _: bench.gate() or Change.NONE,
+        look_at_identity=lambda _: bench.gate() or LookResult.NONE,
     )  # fmt: skip
     application._pipeline = pipeline
     application._conditions = cast(Any, SimpleNamespace(look=lambda _: None, alarms=tuple, counts=dict))

@@ -145,9 +145,9 @@ def test_notes_about_another_topic_stop_the_run() -> None:
 
 def test_made_up_targets_make_a_short_report() -> None:
     """A line for each of the first hundred; the others are counted together."""
-    report = letters.Report()
+    report = letters.RedriveReport()
     for part in range(10):
-        counted = letters.Report(left=1, before=2)
+        counted = letters.RedriveReport(left=1, before=2)
         counted.back.update({("unknown-target", f"t{part}-{i}"): 1 for i in range(1_000)})
         report.add(counted)
     assert sum(report.back.values()) == 10_000

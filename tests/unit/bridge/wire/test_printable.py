@@ -19,7 +19,7 @@ from bridge.commands import actions, cli
 from bridge.errors import EnvironmentFailure
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
-from bridge.wire.letters import Report
+from bridge.wire.letters import RedriveReport
 from bridge.wire.printable import printable
 from tests.broker.test_cli import application, invoke
 
@@ -42,7 +42,7 @@ def test_escapes_can_be_read() -> None:
 
 def test_no_line_of_redrive_steers_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reasons and targets come from headers."""
-    report = Report()
+    report = RedriveReport()
     report.back[HOSTILE, HOSTILE] = 1
     report.broken["bad-target", HOSTILE] = 1
     monkeypatch.setattr("bridge.dead_letters.redrive.redrive", lambda *_, **__: report)

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.wire import headers as h
 from bridge.wire.cron import Cron
-from bridge.wire.schedule import MISSED_MAX, Missed, Schedule, Step, packed, parsed, unpacked
+from bridge.wire.schedule import MISSED_MAX, Missed, Schedule, Step, packed, parse_schedule, unpacked
 
 HOUR = 3_600_000
 T = 500_000 * HOUR  # 2027-01-15T08:00:00Z
@@ -28,7 +28,7 @@ def test_first_tick_of_an_interval() -> None:
 
 def test_first_tick_of_a_cron_expression() -> None:
     """It is the first moment not before the one that is asked for, nor before the message was written."""
-    nine = parsed({h.CRON: "0 9 * * *"})
+    nine = parse_schedule({h.CRON: "0 9 * * *"})
     assert nine.first(T, None) == T + HOUR
     assert nine.first(T + HOUR, None) == T + HOUR
     assert nine.first(T, T + HOUR + 1) == T + 25 * HOUR
@@ -49,9 +49,9 @@ def test_an_anchor_gives_the_rhythm() -> None:
         )
         assert anchored.step(T + 7, 2, T + 3 * HOUR).due_ms == T + 5 + 2 * HOUR
     with pytest.raises(ValueError, match=r"delay-anchor: only delay-every has one"):
-        parsed({h.CRON: "0 9 * * *", h.ANCHOR: "1"})
+        parse_schedule({h.CRON: "0 9 * * *", h.ANCHOR: "1"})
     with pytest.raises(ValueError, match=r"^delay-anchor: 'x'"):
-        parsed({h.EVERY: "1h", h.ANCHOR: "x"})
+        parse_schedule({h.EVERY: "1h", h.ANCHOR: "x"})
 
 
 def test_no_tick_after_the_end() -> None:
@@ -79,7 +79,7 @@ def test_ticks_are_due_after_the_due_time_of_the_one_before() -> None:
 def test_missed_ticks(missed: Missed, expected: Step) -> None:
     """One for all that were missed, each of them, or none; the same for intervals and cron expressions."""
     assert every(missed).step(T, 1, T + 2 * HOUR + 600_000) == expected
-    cron = parsed({h.CRON: "0 * * * *", h.MISSED: missed.value})
+    cron = parse_schedule({h.CRON: "0 * * * *", h.MISSED: missed.value})
     assert cron.step(T, 1, T + 2 * HOUR + 600_000) == expected
 
 
@@ -108,7 +108,7 @@ def test_number_of_ticks() -> None:
 )
 def test_both_ways(texts: dict[str, str]) -> None:
     """A schedule is written as headers, and packed into a column, and comes back the same."""
-    assert parsed(texts).texts() == texts
+    assert parse_schedule(texts).texts() == texts
     assert unpacked(packed(texts, is_start_given=True)) == (texts, True)
     assert unpacked(packed(texts, is_start_given=False)) == (texts, False)
 
@@ -133,7 +133,7 @@ def test_both_ways(texts: dict[str, str]) -> None:
 def test_no_schedule(texts: dict[str, str], header: str) -> None:
     """What is wrong is named first."""
     with pytest.raises(ValueError, match=f"^{header}"):
-        parsed(texts, every_min_ms=1000)
+        parse_schedule(texts, every_min_ms=1000)
 
 
 @pytest.mark.parametrize(
