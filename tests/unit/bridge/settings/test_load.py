@@ -137,7 +137,7 @@ def refused(tmp_path: Path, text: str | bytes, env: dict[str, str] | None = None
         ("targets:\n  allow: a,b", "targets.allow must be a list (line 2 of "),
         ("targets: {allow: [[a]]}", "targets.allow must be a list of texts (line 1 of "),
         ("bridge:\n  id:", "bridge.id is empty (line 2 of "),
-        ("kafka: {common: {enable.metrics.push: yes}}", "kafka.common.enable.metrics.push is true or false"),
+        ("kafka: {common: {enable.metrics.push: yes}}", "kafka.common.enable.metrics.push must be true or false"),
         ("store: {directory: ''}", "store.directory is empty (line 1 of "),
         ("targets: {allow: ['']}", "targets.allow is empty (line 1 of "),
         ("kafka: {common: {sasl.password: ' '}}", "kafka.common.sasl.password is empty (line 1 of "),

@@ -60,10 +60,10 @@ def test_a_yarn_cluster_is_found_by_hadoops_variables() -> None:
 @pytest.mark.parametrize(
     ("script", "reason", "hint"),
     [
-        ("echo 'Error: Could not create the Java Virtual Machine.' >&2; exit 1", "Could not create", "Java's"),
+        ("echo 'Error: Could not create the Java Virtual Machine.' >&2; exit 1", "Could not create", "comes from Java"),
         ("echo 'hello'; echo 'Exception in thread main java.io.IOException: No space left on device'; exit 1",
-         "No space left", "Java's"),
-        ("exit 7", "spark-class", "Java's"),
+         "No space left", "comes from Java"),
+        ("exit 7", "spark-class", "comes from Java"),
     ],
     ids=["options", "disk", "silent"],
 )  # fmt: skip

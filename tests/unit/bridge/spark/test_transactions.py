@@ -40,10 +40,10 @@ def test_what_the_jvm_says_first_is_no_answer(asked: Asked, first: str) -> None:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("echo 'no class' >&2; exit 1", "status 1, and said: no class"),
+        ("echo 'no class' >&2; exit 1", "status 1, and printed: no class"),
         ("echo TimeoutException; exit 1", "TimeoutException"),
-        ("echo Ongoing", "status 0, and said: Ongoing"),
-        ("kill -9 $$", "status -9, and said: nothing"),
+        ("echo Ongoing", "status 0, and printed: Ongoing"),
+        ("kill -9 $$", "status -9, and printed: nothing"),
     ],
 )
 def test_a_process_that_has_no_answer_says_why(asked: Asked, script: str, said: str) -> None:

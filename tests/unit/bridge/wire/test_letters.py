@@ -85,7 +85,7 @@ def test_filters_choose_by_all_that_is_given() -> None:
     ("name", "why"),
     [
         *((name, "belong to the delay bridge") for name in (*h.COPY, *h.DELIVERED, h.HELD, h.REASON, h.DLT_TOPIC)),
-        ("a\0b", "holds NUL"),
+        ("a\0b", "contains NUL"),
         ("\ud800", "writable as UTF-8"),
     ],
 )
