@@ -21,6 +21,10 @@ knows, and only until the id is initialised again. It is asked before that, if o
 The offset that such a transaction commits is that of a partition which the group does not read (dead letters; the
 broker removes it after `offsets.retention.minutes`), its records are cancels of nothing.
 
+Aborted in place of committed, it takes the one before back: hence it is not begun while a partition has no leader, and
+a call without an answer is repeated. Its offsets go first: without them it would take back copies of messages that
+count as finished later. With them nothing is lost; messages are delivered again.
+
 When docs/brokers.md names no release any more that has the fault, this module goes, with resolve.py, the order of
 transactional_ids.py that it explains, bridge/spark/transactions.py and the calls of `MarkerRepair`. The initialisation
 of every id then ends the open transaction of a killed process, without a question.
@@ -33,6 +37,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from enum import Enum
+from functools import partial
 from typing import Final
 
 import structlog
@@ -195,27 +200,41 @@ class MarkerRepair:
         """A topic whose offsets the group never asks for."""
         return self._settings.dead_letter_topic(next(iter(self._settings.delay_topics)))
 
-    def write(self, name: str, producer: Producer, outcome: Outcome) -> None:
+    def write(
+        self, name: str, producer: Producer, outcome: Outcome, on_repeat: Callable[[], None] = lambda: None
+    ) -> None:
         """End the last transaction of that id once more, if offsets are still pending; the producer is initialised.
-        Raises KafkaException: the producer is then of no use; EnvironmentFailure when brokers would refuse it.
+        `on_repeat`: before a call is repeated. Raises KafkaException: the producer is then of no use;
+        EnvironmentFailure when brokers would refuse it.
         """
         if not are_offsets_pending(self._settings):
             self._settle(name)
             return
         self._must_be_allowed()
+        places = _partitions(self._settings, must_be_led=True)
         with closing(_consumer(self._settings)) as consumer:
             metadata = consumer.consumer_group_metadata()
+        offsets = [TopicPartition(self._unread(), 0, 0)]
         nothing: list[tuple[str, str | bytes | None]] = list(cancel_headers(f"unused-{uuid.uuid4()}", forwarded=name))
         producer.begin_transaction()
-        for topic, partition in _partitions(self._settings):
+        _repeated(partial(producer.send_offsets_to_transaction, offsets, metadata, CALL_S), on_repeat)
+        for topic, partition in places:
             producer.produce(topic, None, key=name, headers=nothing, partition=partition)
-        producer.send_offsets_to_transaction([TopicPartition(self._unread(), 0, 0)], metadata, CALL_S)
-        if outcome is Outcome.COMMITTED:
-            producer.commit_transaction(CALL_S)
-        else:
-            producer.abort_transaction(CALL_S)
+        end = producer.commit_transaction if outcome is Outcome.COMMITTED else producer.abort_transaction
+        _repeated(partial(end, CALL_S), on_repeat)
         self._settle(name)
         log.info("transaction-ended-again", id=name, outcome=outcome.value)
+
+
+def _repeated(call: Callable[[], object], on_repeat: Callable[[], None]) -> None:
+    """Make a call, a second time where it may be: time aborts what is open for longer. Raises KafkaException."""
+    try:
+        call()
+    except KafkaException as exception:
+        if not kafka_error(exception).retriable():
+            raise
+        on_repeat()
+        call()
 
 
 def are_offsets_pending(settings: Settings, pending_s: float = PENDING_S) -> bool:
@@ -255,9 +274,14 @@ def _consumer(settings: Settings, isolation: str = "read_committed") -> Consumer
     return Consumer({**librdkafka(settings, "consumer"), **no_member, **LOOKS}, logger=CLIENT_LOG)
 
 
-def _partitions(settings: Settings) -> list[tuple[str, int]]:
+def _partitions(settings: Settings, *, must_be_led: bool = False) -> list[tuple[str, int]]:
+    """Of the delay topics. `must_be_led`: raises KafkaException while one has no leader."""
     admin = _admin(settings)
-    return [(t, p) for t in settings.delay_topics for p in admin.list_topics(t, timeout=ASK_S).topics[t].partitions]
+    found = {topic: admin.list_topics(topic, timeout=ASK_S).topics[topic].partitions for topic in settings.delay_topics}
+    if must_be_led and any(one.leader < 0 for partitions in found.values() for one in partitions.values()):
+        text = "a partition of a delay topic has no leader"
+        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text, retriable=True))
+    return [(topic, partition) for topic, partitions in found.items() for partition in partitions]
 
 
 def _admin(settings: Settings) -> AdminClient:

@@ -125,10 +125,17 @@ class TransactionalId:
         """Go to the next state. A KeyError: the table has none."""
         self.state = TRANSITIONS[self.state][event]
 
+    def let_in(self) -> None:
+        """Let in all news of its producer, if it has one: otherwise the producer's log would grow."""
+        try:
+            if self.producer is not None:
+                self.producer.poll(0)
+        except KafkaException as exception:
+            self.faults.append(kafka_error(exception))
+
     def is_in_doubt(self) -> bool:
         """Whether a request of its transaction may have been sent more than once, all that is known by now."""
-        if self.producer is not None:
-            let_in(self.producer)
+        self.let_in()
         return self.repeats.are_possible
 
 
@@ -277,16 +284,11 @@ class TransactionalIds:
             self.give_up(one)
 
     def look_after(self) -> None:
-        """Let in the news of all producers: otherwise their logs would grow. A ready one that has failed is made
-        anew."""
+        """Let in the news of all producers. A ready one that has failed is made anew."""
         for one in self._all:
-            if one.state in (State.READY, State.USED) and one.producer is not None:
-                try:
-                    one.producer.poll(0)
-                except KafkaException as exception:
-                    one.faults.append(kafka_error(exception))
-                if one.faults and one.state is State.READY:
-                    self.renew(one)
+            one.let_in()
+            if one.faults and one.state is State.READY:
+                self.renew(one)
 
     def _lose(self, one: TransactionalId) -> list[Producer]:
         """Returns its producer, if it has one."""
@@ -363,7 +365,8 @@ class TransactionalIds:
         try:
             if not held:
                 if repair is not None and one.owed_outcome is None:
-                    one.owed_outcome = repair.outcome_of(one.name, one.outcome)  # initialised, it would be forgotten
+                    # Initialised, it would be forgotten. Who has fenced it may have had a transaction since.
+                    one.owed_outcome = repair.outcome_of(one.name, None if one.faults else one.outcome)
                     one.outcome = None
                 one.faults, one.repeats = [], Repeats()
                 held.append(self._make(one.name, one.faults, one.repeats))
@@ -386,7 +389,7 @@ class TransactionalIds:
     def _repaired(self, repair: MarkerRepair, one: TransactionalId, producer: Producer, owed: Outcome) -> None:
         """End its last transaction once more."""
         one.repeats.forget()
-        repair.write(one.name, producer, owed)
+        repair.write(one.name, producer, owed, one.repeats.note)
         let_in(producer)
         one.owed_outcome = None
         if owed is Outcome.COMMITTED:  # what it had in the targets may still be open there

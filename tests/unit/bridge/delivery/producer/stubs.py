@@ -125,7 +125,7 @@ class LostMarkers:
         self.known: dict[str, Outcome | None] = {}
         self.open: str | None = None
         self.written: list[tuple[str, Outcome]] = []
-        self.on_write: Callable[[Any], object] = lambda _: None
+        self.on_write: Callable[[Any, Callable[[], None]], object] = lambda *_: None
 
     def left_open(self, names: Sequence[str]) -> str | None:
         assert self.open is None or self.open in names
@@ -142,11 +142,11 @@ class LostMarkers:
     def concluded(self, name: str) -> None:
         assert name in self.asked
 
-    def write(self, name: str, producer: Any, outcome: Outcome) -> None:
+    def write(self, name: str, producer: Any, outcome: Outcome, on_repeat: Callable[[], None]) -> None:
         assert producer.calls[-1] == "init"
         if self.failures:
             raise self.failures.pop(0)
-        self.on_write(producer)
+        self.on_write(producer, on_repeat)
         self.written.append((name, outcome))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -171,14 +172,17 @@ def test_an_end_that_broke_after_it_was_written_is_indefinite(told: Told) -> Non
         told.writer.commit([], None, lambda _: False)
 
 
-def test_an_end_that_was_written_again_is_in_doubt_as_any_other() -> None:
+@pytest.mark.parametrize(
+    "doubt", [lambda producer, _: producer._log.append(CUT), lambda _, on_repeat: on_repeat()], ids=["cut", "repeated"]
+)
+def test_an_end_that_was_written_again_is_in_doubt_as_any_other(doubt: Callable[..., None]) -> None:
     """The repair's own transaction: its id is initialised once more before it is used."""
     told = Told()
     told.repair.lost["x"] = Outcome.COMMITTED
-    told.repair.on_write = lambda producer: producer._log.append(CUT)
+    told.repair.on_write = doubt
     with pytest.raises(NotReady):
         told.writer.open()
-    told.repair.on_write = lambda _: None
+    told.repair.on_write = lambda *_: None
     told.producer = StubProducer(told.clock)
     told.writer.open()
     assert told.repair.written == [("x", Outcome.COMMITTED)]

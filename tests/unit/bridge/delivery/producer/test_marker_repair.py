@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from bridge.delivery.producer import transaction_markers
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, States
 from bridge.settings.model import Settings
+from tests.unit.bridge.delivery.producer.stubs import ABORTABLE, RETRIABLE
 
 
 def each(states: dict[str, str | None]) -> States:
@@ -77,3 +80,66 @@ def test_a_transaction_that_a_kill_left_open_is_ended_by_the_initialisation(monk
     assert looks_s == [(transaction_markers.SOON_S,)]
     pending = False
     repair.write("a", cast("Producer", None), Outcome.ABORTED)
+
+
+class Repair:
+    """Writes the end of a transaction again, with a producer that does as it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, leader: int = 1) -> None:
+        self.producer = mock.Mock(spec=Producer)
+        self.repeats = 0
+        places = SimpleNamespace(partitions={0: SimpleNamespace(leader=leader)})
+        admin = mock.Mock(**{"list_topics.return_value.topics": {"delay": places}})
+        settings: Any = SimpleNamespace(delay_topics=["delay"], dead_letter_topic="{}.dlt".format)
+        monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: True)
+        monkeypatch.setattr(transaction_markers, "_consumer", mock.Mock())
+        monkeypatch.setattr(transaction_markers, "_admin", lambda _: admin)
+        monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
+        self._repair = MarkerRepair(settings, each({}))
+
+    def write(self, outcome: Outcome) -> list[str]:
+        """Returns the calls of the producer."""
+        self._repair.write("a", self.producer, outcome, self._repeated)
+        return [name for name, *_ in self.producer.mock_calls]
+
+    def _repeated(self) -> None:
+        self.repeats += 1
+
+
+BEGIN, OFFSETS, RECORD = "begin_transaction", "send_offsets_to_transaction", "produce"
+
+
+@pytest.mark.parametrize(("outcome", "end"), [(Outcome.COMMITTED, "commit"), (Outcome.ABORTED, "abort")])
+def test_offsets_go_before_records(monkeypatch: pytest.MonkeyPatch, outcome: Outcome, end: str) -> None:
+    """Aborted with its records alone, it would take copies back whose originals count as finished later."""
+    assert Repair(monkeypatch).write(outcome) == [BEGIN, OFFSETS, RECORD, f"{end}_transaction"]
+
+
+@pytest.mark.fault("a lost end of a commit, and no answer to the one that is written in its place")
+def test_a_call_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit whose end the brokers have lost is not taken back because one call of its repair gets no answer: that
+    call is repeated."""
+    repair = Repair(monkeypatch)
+    repair.producer.send_offsets_to_transaction.side_effect = [RETRIABLE, None]
+    repair.producer.commit_transaction.side_effect = [RETRIABLE, None]
+    end = "commit_transaction"
+    assert repair.write(Outcome.COMMITTED) == [BEGIN, OFFSETS, OFFSETS, RECORD, end, end]
+    assert repair.repeats == 2
+
+
+@pytest.mark.parametrize("answers", [[ABORTABLE], [RETRIABLE] * 2])
+def test_one_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch, answers: list[KafkaException]) -> None:
+    """The repair ends; its id is initialised again."""
+    repair = Repair(monkeypatch)
+    repair.producer.commit_transaction.side_effect = answers
+    with pytest.raises(KafkaException):
+        repair.write(Outcome.COMMITTED)
+    assert repair.producer.commit_transaction.call_count == len(answers)
+
+
+def test_it_is_not_begun_while_a_partition_has_no_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own end would be lost there, or time would abort it together with the commit before."""
+    repair = Repair(monkeypatch, leader=-1)
+    with pytest.raises(KafkaException):
+        repair.write(Outcome.COMMITTED)
+    assert not repair.producer.mock_calls
