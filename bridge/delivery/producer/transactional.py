@@ -103,8 +103,8 @@ class TransactionalWriter(Writer):
         return self._new(faults, **{"transactional.id": name}, **repeats.properties(self._properties))
 
     def _ended(self, outcome: Outcome | None, *, is_awaited: bool = False, is_left: bool = False) -> None:
-        """After the answer to an end (None: without one). The id gets a new epoch if a copy of a request may arrive
-        late, `is_awaited`: one of committed offsets, or where the id `is_left` since something does not answer."""
+        """After the answer to an end (None: without one). The id gets a new epoch where it `is_left` since something
+        does not answer, or if a copy of a request may arrive late (`is_awaited`: of committed offsets)."""
         one = self._in_use()
         one.outcome = outcome
         is_in_doubt = one.is_in_doubt()
@@ -118,7 +118,8 @@ class TransactionalWriter(Writer):
             one.comes_back = True
         if is_left or (is_in_doubt and self._renews):
             self._id = self._producer = None
-            self._ids.renew(one, is_awaited=is_awaited)
+            self._ids.first = one if is_awaited else self._ids.first
+            self._ids.renew(one)
 
     def _broken(self, failure: Failure) -> Broken:
         one, error = self._id, failure.error
@@ -129,7 +130,9 @@ class TransactionalWriter(Writer):
         if error is not None and is_unasked(error) and (self._has_offsets or self._sent > self._unwritten):
             self._unasked = self._unasked or error
         if self._unasked is not None:
-            self._ids.ended_unasked(one)
+            if self._ids.first is not one:
+                self._on_incident(Incident.ENDED_UNASKED)
+            self._ids.first = one
             return EndedUnasked(Failure.of(self._unasked))
         fenced_itself = one.may_fence_itself and error is not None and is_fenced(error)
         one.may_fence_itself = one.may_fence_itself and not fenced_itself
@@ -255,6 +258,8 @@ class TransactionalWriter(Writer):
                 raise
             if self._unasked is not None:
                 raise self._broken(failed.failure) from None
+            self._had_doubt = True
+            self._ids.first = one if are_offsets_in_doubt else self._ids.first
             raise Indefinite(failed.failure, isinstance(failed, Broken) and failed.fenced_itself) from None
         self._ids.is_well = True
         self._ended(Outcome.COMMITTED, is_awaited=are_offsets_in_doubt)

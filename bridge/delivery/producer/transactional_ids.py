@@ -163,8 +163,11 @@ class TransactionalIds:
         self._call_s = call_s
         self._on_incident = on_incident
         self._all = [TransactionalId(name) for name in names]
-        self._first: TransactionalId | None = None
-        """Its last transaction may have one more effect until it is initialised: nothing is begun before."""
+        self.first: TransactionalId | None = None
+        """Its last transaction may have one more effect, until it is initialised: nothing is begun before, and then it
+        goes next. Offsets that arrive while the end of their transaction is being written count as the latest, whatever
+        another id has committed meanwhile."""
+        self._is_waited_for = False
         self.is_well = False
         """Whether the last transaction was committed."""
         self._commits = count(1)
@@ -184,7 +187,7 @@ class TransactionalIds:
                 if current is not None:
                     current.advance(Event.SPARED)
                 found.advance(Event.TAKEN)
-                found.comes_back, self._first = False, None
+                found.comes_back, self.first = False, None
             return found
 
     def open(self) -> TransactionalId:
@@ -233,7 +236,7 @@ class TransactionalIds:
 
     def _able(self) -> list[TransactionalId]:
         """The ids that may be used once they are ready."""
-        return self._all if self._first is None else [self._first]
+        return self._all if self.first is None else [self.first]
 
     def _ready(self) -> list[TransactionalId]:
         return [one for one in self._able() if one.state is State.READY and not one.faults]
@@ -252,11 +255,8 @@ class TransactionalIds:
 
     # -- what becomes of one
 
-    def renew(self, one: TransactionalId, *, is_awaited: bool = False) -> None:
-        """It gets a new epoch before its next transaction, which also ends what is open. `is_awaited`: and before
-        anything else is begun. Offsets that arrive while the end of their transaction is being written count as the
-        latest, whatever another id has committed meanwhile."""
-        self._first = one if is_awaited else self._first
+    def renew(self, one: TransactionalId) -> None:
+        """It gets a new epoch before its next transaction, which also ends what is open."""
         self._start(one, self._lose(one))
 
     def renew_last(self) -> None:
@@ -264,12 +264,6 @@ class TransactionalIds:
         last = max(self._all, key=BY_COMMIT)
         if last.committed and last.state is State.READY:
             self.renew(last)
-
-    def ended_unasked(self, one: TransactionalId) -> None:
-        """Nothing is begun until it is initialised, so that no more becomes of its transaction."""
-        if self._first is not one:
-            self._on_incident(Incident.ENDED_UNASKED)
-        self._first = one
 
     def give_up(self, one: TransactionalId) -> None:
         """Its producer is lost; the id is to be made anew."""

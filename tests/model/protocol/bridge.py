@@ -74,7 +74,7 @@ class Rules:
     renews: bool = True
     """An id whose requests may have been repeated gets a new epoch before its next transaction."""
     waits: bool = True
-    """After its commit, no other id goes on before that, if requests before the end are in doubt."""
+    """After its commit, answered or not, no other id goes on before that, if requests before the end are in doubt."""
     is_one_set: bool = True
     """A second set of offsets does not join a transaction in doubt, which is aborted."""
     verifies: bool = True
@@ -128,7 +128,7 @@ class Bridge(NamedTuple):
     is_resolving: bool = False
     """The last commit got no answer."""
     awaited: int = NONE
-    """The id that is to have a new epoch before anything goes on."""
+    """The id that goes next, with a new epoch."""
     clients: tuple[Client, ...] = (Client(),) * len(IDS)
 
 
@@ -279,7 +279,7 @@ def _failures(state: State, rules: Rules, request: Request, after: Brokers, answ
     if budget.lost and not client.doubt:
         yield _gone_wrong(state, "lost", who, f"{told} is lost", bridge=doubtful)
     if budget.given_up and bridge.step:
-        left = _left(bridge, is_resolving=is_commit)
+        left = _left(bridge, rules, is_resolving=is_commit)
         yield _gone_wrong(state, "given_up", who, f"{told} is given up", bridge=left)
         if after != state.brokers:
             what = f"{told}: {answer}, and is given up"
@@ -317,9 +317,9 @@ def _begun(bridge: Bridge, rules: Rules) -> list[Bridge]:
     """With a transaction: the one that is open, or else the next, under whichever id it may be."""
     if bridge.used != NONE:
         return [bridge]
-    if bridge.done >= rules.messages or bridge.awaited != NONE:
+    if bridge.done >= rules.messages:
         return []
-    able = [id_ for id_ in IDS if bridge.clients[id_].epoch != NONE]
+    able = [id_ for id_ in IDS if bridge.clients[id_].epoch != NONE and bridge.awaited in (NONE, id_)]
     if bridge.is_well and len(able) > 1:
         able.remove(bridge.last)
     return [bridge._replace(used=id_) for id_ in able]
@@ -350,15 +350,14 @@ def _answered(bridge: Bridge, rules: Rules, kind: str, answer: str) -> Bridge:
     if answer == BUSY:
         return bridge
     if answer != OK:
-        return _left(bridge, is_resolving=kind == COMMIT)
+        return _left(bridge, rules, is_resolving=kind == COMMIT)
     client = bridge.clients[bridge.used]
     if kind in (COMMIT, ABORT):
         is_renewed = rules.renews and client.doubt != ""
         ended = _ended(bridge, Client() if is_renewed else client._replace(doubt=""))
         if kind == ABORT:
             return ended
-        is_awaited = is_renewed and rules.waits and client.doubt == BEFORE_END
-        awaited = bridge.used if is_awaited else NONE
+        awaited = _awaited(bridge, rules)
         return ended._replace(done=bridge.done + _size(rules), is_well=True, awaited=awaited)
     if kind == PRODUCE:
         counted = put(bridge.clients, bridge.used, client._replace(sequence=client.sequence + 1))
@@ -366,9 +365,16 @@ def _answered(bridge: Bridge, rules: Rules, kind: str, answer: str) -> Bridge:
     return bridge._replace(step=bridge.step + 1)
 
 
-def _left(bridge: Bridge, *, is_resolving: bool) -> Bridge:
+def _left(bridge: Bridge, rules: Rules, *, is_resolving: bool) -> Bridge:
     """The producer is given up. Its messages go back, or wait for a look at the committed position."""
-    return _ended(bridge, Client())._replace(is_resolving=is_resolving)
+    awaited = _awaited(bridge, rules) if is_resolving else NONE
+    return _ended(bridge, Client())._replace(is_resolving=is_resolving, awaited=awaited)
+
+
+def _awaited(bridge: Bridge, rules: Rules) -> int:
+    """The id that goes next after a commit."""
+    is_late = bridge.clients[bridge.used].doubt == BEFORE_END
+    return bridge.used if is_late and rules.renews and rules.waits else NONE
 
 
 def _ended(bridge: Bridge, client: Client) -> Bridge:

@@ -125,9 +125,8 @@ def reduced(state: State) -> State:
     if known != now.known:
         now = now._replace(known=known)
     clients = tuple(one[1] for one in ones)
-    awaited = bridge.awaited if bridge.awaited != NONE and clients[bridge.awaited].epoch == NONE else NONE
-    if clients != bridge.clients or awaited != bridge.awaited:
-        bridge = bridge._replace(clients=clients, awaited=awaited)
+    if clients != bridge.clients:
+        bridge = bridge._replace(clients=clients)
     if zombie is not None:
         zombie = zombie._replace(clients=tuple(one[2] or Client() for one in ones))
     return State(_ordered(now), bridge, ones[0][3] + ones[1][3] if late else (), budget, zombie)

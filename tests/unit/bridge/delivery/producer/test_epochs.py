@@ -73,6 +73,33 @@ def test_offsets_in_doubt_are_waited_for(step: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
+@pytest.mark.fault("a commit without an answer whose offsets may arrive late")
+def test_offsets_in_doubt_are_waited_for_whether_the_commit_is_answered_or_not(told: Told) -> None:
+    """Where nobody knows whether a transaction was committed, and its offsets may arrive late, no other id commits any
+    before a new epoch fences them."""
+    told.producer.lines["offsets"] = [CUT]
+    told.producer.forever["commit"] = RETRIABLE
+    with pytest.raises(Indefinite):
+        told.writer.commit([], None, lambda _: False)
+    told.producer = StubProducer(told.clock)
+    told.producer.script["init"] = [RETRIABLE]
+    with pytest.raises(NotReady):
+        told.writer.open()
+    told.background()
+    told.writer.open()
+    assert begun(told) == "x" and told.names[3:] == ["x"] and told.writer.takes_doubt()
+
+
+def test_an_id_whose_producer_has_failed_is_asked_about(told: Told) -> None:
+    """Whoever has fenced it may have had a transaction since: the last end that this process knows is not the last."""
+    told.writer.commit([], None, lambda _: False)
+    assert begun(told) == "x.2"
+    told.made[0].forever["poll"] = FATAL
+    told.writer.look_after()
+    told.background()
+    assert told.names[3:] == ["x"] and told.repair.known["x"] is None
+
+
 def test_an_end_that_was_asked_for_twice_renews_the_id(told: Told, end: str) -> None:
     """The client may have sent it before the first call gave up."""
     told.producer.script[end] = [RETRIABLE, None]
