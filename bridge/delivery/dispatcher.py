@@ -74,7 +74,7 @@ IDLE_COMMIT_S: Final = 1.0
 LOOK_AGAIN_S: Final = 1.0
 """The longest sleep: ingest of what is far away moves O without waking this thread, and a stepped wall clock must be
 noticed."""
-CATCH_UP_WAIT_S: Final = 0.25
+SLICE_S: Final = 0.25  # of a wait for ingest, or for a producer, between two looks for requests
 
 log = structlog.get_logger("bridge.delivery.dispatcher")
 
@@ -290,7 +290,7 @@ class Dispatcher:
         """Another instance may go on from the committed states: they are to be those that were committed."""
         if self._read_back.is_new:
             self._read_back.look(self._partitions.states, self._partitions.revocations)
-        if self._store is not None and self._read_back.again:
+        if self._store is not None and self._read_back.again and self._writer.await_turn(self._budgets.call_s):
             self._life.advance(self._transact(self._store))
 
     def _open(self) -> Event | None:
@@ -311,7 +311,7 @@ class Dispatcher:
         if store is None:
             raise bug("there is no store to deliver from", code="DB-7002")
         if not store.is_caught_up():
-            store.wait(CATCH_UP_WAIT_S)
+            store.wait(SLICE_S)
             return None
         with self._life.changed:
             joined = self._partitions.join(store)
@@ -334,7 +334,7 @@ class Dispatcher:
             or self.notes.is_news(self._partitions.states)
             or self._read_back.again
         ):
-            return self._transact(store)
+            return self._transact(store) if self._writer.await_turn(SLICE_S) else None
         sleep_s = LOOK_S if waits else LOOK_AGAIN_S
         if wakeup_ms is not None:
             sleep_s = min(sleep_s, (wakeup_ms - self._clock.now_ms()) / 1000)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from confluent_kafka import KafkaError
@@ -328,3 +329,26 @@ def test_records_that_do_not_fit_into_many_targets_cost_one_look_up(rig: Dispatc
     deliver_all(rig)
     assert rig.ends["dead"] == len(names)
     assert len(asked) == 1
+
+
+@pytest.mark.fault("a transaction that is left before another transactional id is ready")
+def test_no_rows_are_on_loan_while_no_transactional_id_is_ready(rig: DispatchRig, monkeypatch: Any) -> None:
+    """Nothing is taken out of the store before an id is ready to deliver it, so that a rebalance or the end of the
+    process does not wait for that."""
+    monkeypatch.setattr("bridge.delivery.dispatcher.SLICE_S", 0)
+    later: list[Callable[[], None]] = []
+    monkeypatch.setattr(rig, "_in_background", later.append)
+    rig.kafka.inject(Fault(step="silence", code=KafkaError._MSG_TIMED_OUT, topic="orders"))
+    rig.timer(0, 0, "orders")
+    while not rig.tally.aborted:
+        rig.step()
+    rig.kafka.faults.clear()
+    rig.timer(1, 0, "bills")
+    begin = mock.Mock(wraps=rig.store.begin)
+    monkeypatch.setattr(rig.store, "begin", begin)
+    for _ in range(3):
+        rig.step()
+    assert not begin.called and not rig.tally.rebuilt
+    while later:
+        later.pop()()
+    deliver_all(rig)

@@ -164,15 +164,15 @@ class TransactionalWriter(Writer):
     def is_to_stay_small(self) -> bool:
         return self._id is not None and self._ids.is_suspect(self._id)
 
+    def await_turn(self, timeout_s: float) -> bool:
+        return self._id is not None or self._ids.await_ready(timeout_s)
+
     def begin(self, records: int = 0) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. Another id may have its turn."""
         self.look_after()
         if self._producer is not None and self._faults:
             raise self._broken(Failure.of(self._faults[-1]))
         one = self._ids.next(self._id, is_small=records <= SMALL_RECORDS)
-        if one is None:
-            self._on_incident(Incident.DELIVERY_WAITED)
-            one = self._ids.await_next(self._budgets.step_s)
         if one is None:
             raise Broken(HELD_UP)
         self._use(one)

@@ -201,29 +201,31 @@ class TransactionalIds:
         left_open = self._left_open()
         one = self.next(None)
         if one is None:
-            made = left_open or self._unmade()
+            made = left_open or min(self._unmade(), key=BY_COMMIT, default=None)
+            if made is None:
+                raise NotReady(HELD_UP)
             made.advance(Event.START)
             self._make_ready(made, [], [], at_once=True)
-            failure = made.failure
-            if failure is not None:
-                raise failure
+            if made.failure is not None:
+                raise made.failure
             one = self.next(None)
-        self.prepare()
+        for other in self._all:
+            if other.state is State.UNMADE:
+                self._start(other)
         if one is None:
             raise NotReady(HELD_UP)
         return one
 
-    def prepare(self) -> None:
-        """Make unmade ids ready, in the background."""
-        for one in self._all:
-            if one.state is State.UNMADE:
-                self._start(one)
-
-    def await_next(self, timeout_s: float) -> TransactionalId | None:
-        """As `next`, as soon as one is ready; None if that takes longer, or none is on its way."""
+    def await_ready(self, timeout_s: float) -> bool:
+        """Whether one is ready within that time, or there is nothing to wait for."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ready() or not self._are_starting(), timeout_s)
-        return self.next(None)
+            if not (self._is_waited_for or self._is_decided()):
+                self._on_incident(Incident.DELIVERY_WAITED)
+            self._is_waited_for = not self._changed.wait_for(self._is_decided, timeout_s)
+            return not self._is_waited_for
+
+    def _is_decided(self) -> bool:
+        return bool(self._ready() or self._unmade()) or not self._are_starting()
 
     def asked_to_commit(self, one: TransactionalId) -> None:
         """It may commit from now on; the answer may be lost."""
@@ -244,14 +246,11 @@ class TransactionalIds:
     def _are_starting(self) -> bool:
         return any(one.state is State.STARTING for one in self._able())
 
-    def _unmade(self) -> TransactionalId:
-        """One that is to be made now; one that was denied only where no other may be had. Raises NotReady."""
+    def _unmade(self) -> list[TransactionalId]:
+        """Those that may be made now; what was denied only where no other may be had."""
         unmade = [one for one in self._able() if one.state is State.UNMADE]
         hopeful = [one for one in unmade if getattr(one.failure, "code", None) != DENIED]
-        found = hopeful or ([] if self._are_starting() else unmade)
-        if not found:
-            raise NotReady(HELD_UP)
-        return min(found, key=BY_COMMIT)
+        return hopeful or ([] if self._are_starting() else unmade)
 
     # -- what becomes of one
 

@@ -84,6 +84,10 @@ class Writer(ABC):
         """Whether the open transaction is to be ended once it has SMALL_RECORDS or more."""
         return False
 
+    def await_turn(self, timeout_s: float) -> bool:  # noqa: ARG002 - may be left out
+        """Wait, with no rows on loan, until `begin` may be called. Returns whether it may within that time."""
+        return True
+
     @abstractmethod
     def begin(self, records: int = 0) -> None:
         """Start a transaction, of which so many records are known. Raises Broken."""

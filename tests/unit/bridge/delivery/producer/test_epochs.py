@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from bridge.delivery.producer.outcomes import Aborted, Broken, Cause, EndedUnasked, Incident, Indefinite, NotReady
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import EnvironmentFailure
-from bridge.settings.time_budgets import TimeBudgets
 from dev.harness.waiting import wait_until
 from tests.unit.bridge.delivery.producer.stubs import FATAL, RETRIABLE, UNASKED, StubProducer, Told, batch, begun, error
 
@@ -64,7 +62,9 @@ def test_offsets_in_doubt_are_waited_for(step: str) -> None:
     told.writer.send(batch(b"a"))
     told.writer.commit([], None, lambda _: False)
     told.producer = StubProducer(told.clock)
-    threading.Timer(0.05, told.later.pop()).start()
+    assert not told.writer.await_turn(0)
+    told.later.pop()()
+    assert told.writer.await_turn(0)
     told.writer.begin()
     assert told.names[3:] == ["x"] and told.producer.calls == ["init", "begin"]
     assert told.incidents == [Incident.END_IN_DOUBT, Incident.DELIVERY_WAITED, Incident.ID_RENEWED]
@@ -72,7 +72,6 @@ def test_offsets_in_doubt_are_waited_for(step: str) -> None:
     assert begun(told) == "x.2"
 
 
-@pytest.mark.parametrize("end", ["commit", "abort"])
 @pytest.mark.fault("a commit without an answer whose offsets may arrive late")
 def test_offsets_in_doubt_are_waited_for_whether_the_commit_is_answered_or_not(told: Told) -> None:
     """Where nobody knows whether a transaction was committed, and its offsets may arrive late, no other id commits any
@@ -100,6 +99,7 @@ def test_an_id_whose_producer_has_failed_is_asked_about(told: Told) -> None:
     assert told.names[3:] == ["x"] and told.repair.known["x"] is None
 
 
+@pytest.mark.parametrize("end", ["commit", "abort"])
 def test_an_end_that_was_asked_for_twice_renews_the_id(told: Told, end: str) -> None:
     """The client may have sent it before the first call gave up."""
     told.producer.script[end] = [RETRIABLE, None]
@@ -157,16 +157,17 @@ def test_where_all_are_in_doubt_the_first_new_epoch_is_waited_for(told: Told) ->
             told.writer.begin()
     assert len(told.later) == 3
     renewed = told.producer = StubProducer(told.clock)
-    last = told.later.pop()
-    threading.Timer(0.05, last).start()
+    for _ in range(3):
+        assert not told.writer.await_turn(0)
+    told.later.pop()()
+    assert told.writer.await_turn(0)
     told.writer.begin()
     assert renewed.calls == ["init", "begin"] and told.names[-1] == "x.3"
     assert told.incidents.count(Incident.DELIVERY_WAITED) == 1
 
 
-def test_where_none_is_ready_in_time_the_producer_is_opened_again(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_none_is_ready_the_producer_is_opened_again(told: Told) -> None:
     """No id is made twice by that: a second producer would fence the first."""
-    monkeypatch.setattr(TimeBudgets, "step_s", 0.01)
     for made in told.made:
         made.lines["commit"] = [CUT]
         told.writer.commit([], None, lambda _: False)
@@ -338,6 +339,7 @@ def test_nothing_is_begun_unfenced_where_the_new_epoch_is_denied() -> None:
     told.producer = StubProducer(told.clock)
     told.producer.forever["init"] = error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     told.later.pop()()
+    assert told.writer.await_turn(0), "none is on its way"
     with pytest.raises(Broken):
         told.writer.begin()
     with pytest.raises(EnvironmentFailure) as denied:
