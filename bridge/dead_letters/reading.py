@@ -17,11 +17,8 @@ from bridge.wire.received import headers_of, record_bytes
 from timerstore.clock import Clock
 
 POLL_S: Final = 1.0
-PROMPT_POLL_S: Final = 0.02
-"""The longest wait of a poll for POLL_RECORDS, even if it has some."""
 WAIT_MS: Final = 20
 """The longest wait of the broker for records: until its answer, the client asks it for no other range."""
-POLL_RECORDS: Final = 500
 BATCH_ROWS: Final = 2_000
 BATCH_BYTES: Final = 8 << 20
 READ_TIMEOUT_S: Final = 30.0
@@ -86,9 +83,9 @@ def batches(consumer: Consumer, marks: Marks, clock: Clock, *, visible: bool = F
     consumer.assign([TopicPartition(*place, marks[place].start) for place in ends])
     batch: list[Message] = []
     size, heard_s = 0, clock.monotonic_s()
-    poll_s = PROMPT_POLL_S if visible else POLL_S
     while ends:
-        for message in consumer.consume(POLL_RECORDS, poll_s):
+        # One at a time: a few that are all headers may take more than a batch may have.
+        if (message := consumer.poll(POLL_S)) is not None:
             heard_s = clock.monotonic_s()
             place, offset, error = place_of(message), message.offset() or 0, message.error()
             if error is not None and error.code() != KafkaError._PARTITION_EOF:

@@ -33,7 +33,7 @@ JVM_PERIOD_S: Final = 60.0
 BY_RECORDS: Final = frozenset(
     {
         *("answer-dropped", "dead-letter-cut", "dead-letter-plain", "dead-letter-written"),
-        *("target-breaker-open", "target-failing", "transaction-aborted"),
+        *("record-not-held", "target-breaker-open", "target-failing", "transaction-aborted"),
     }
 )
 """Events that every record of a producer can cause."""

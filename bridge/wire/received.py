@@ -13,6 +13,8 @@ from bridge.wire.reasons import RejectReason
 _HEADERS: Final = methodcaller("headers")
 FRAMING_BYTES: Final = 100
 """Estimated overhead of a record beside its contents."""
+HEADER_BYTES: Final = 100
+"""The same of a header: a record may have hundreds of thousands without names and values."""
 UNREADABLE_BYTES: Final = 64 << 10
 """Estimated size of unreadable headers: the default limit for producers."""
 
@@ -58,5 +60,10 @@ def headers_of(message: Message) -> Headers | None:
 def record_bytes(message: Message) -> int:
     """The size of a record with its headers, which may be the larger part."""
     headers = headers_of(message)
-    carried = UNREADABLE_BYTES if headers is None else sum(len(name) + len(value or b"") for name, value in headers)
+    carried = UNREADABLE_BYTES if headers is None else carried_bytes(headers)
     return len(message.key() or b"") + len(message.value() or b"") + carried + FRAMING_BYTES
+
+
+def carried_bytes(headers: Headers) -> int:
+    """The size of headers in memory."""
+    return HEADER_BYTES * len(headers) + sum(len(name) + len(value or b"") for name, value in headers)

@@ -68,6 +68,19 @@ def test_a_record_that_cannot_be_held_is_told_and_those_around_it_are_read(broke
         assert large.by_broker and large.ts == first.ts > 0 and isinstance(end, End) and end.offset == 8
 
 
+@pytest.mark.fault("a record of headers that are empty, more than memory can hold")
+def test_a_record_of_more_headers_than_can_be_held_is_told(broker: Broker, topics: Topics) -> None:
+    """Each is two bytes in the log, and an object for whoever reads it; those around it are read."""
+    name = (topics.delay(), 0)
+    empty = [(b"", None)] * (LARGE // 100)
+    records = [RawRecord(headers=empty[:-1_000]), RawRecord(headers=empty), RawRecord(value=b"c")]
+    produce_raw(broker.bootstrap, *name, records)
+    first, large, last, end = (each for _, each in found(broker, (name, 0, FAR)))
+    assert isinstance(first, Record) and len(first.headers) == len(empty) - 1_000
+    assert isinstance(large, TooLarge) and large.offset == 1 and large.size > LARGE
+    assert isinstance(last, Record) and last.value == b"c" and end == End(offset=3)
+
+
 @pytest.mark.fault("a bit that flips on a broker's disk")
 def test_a_corrupt_batch_is_told_with_its_end_and_ends_its_partition_alone(broker: Broker, topics: Topics) -> None:
     """A corrupt batch is reported with its end, with and without a batch behind it, and holds its own partition alone.

@@ -25,7 +25,7 @@ from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch, TooL
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.spark.errors import JAVA_ENDED, is_about_records
 from bridge.wire.reasons import RejectReason
-from bridge.wire.received import FRAMING_BYTES, Record, Unread
+from bridge.wire.received import FRAMING_BYTES, Record, Unread, carried_bytes
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 
@@ -248,8 +248,8 @@ class _Pile:
 
     def add(self, name: SourceName, record: Record) -> None:
         self._records.append(record)
-        carried = sum(len(key) + len(value or b"") for key, value in record.headers)
-        self._bytes += len(record.key or b"") + len(record.value or b"") + carried + FRAMING_BYTES
+        size = len(record.key or b"") + len(record.value or b"") + FRAMING_BYTES
+        self._bytes += size + carried_bytes(record.headers)
         if len(self._records) >= TAKEN_RECORDS or self._bytes >= TAKEN_BYTES:
             self._go(name, record.offset + 1)
 

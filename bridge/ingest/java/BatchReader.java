@@ -75,6 +75,7 @@ public final class BatchReader {
   private static final int CALL_MS = 10_000;
   private static final int ATTEMPTS = 5;
   private static final long PAUSE_MS = 500;
+  private static final long HEADER_BYTES = 100; // of a header in memory, beside its name and value
 
   private final DataOutputStream out;
   private final Admin admin;
@@ -309,19 +310,23 @@ public final class BatchReader {
       if (offset < at) {
         continue;
       }
-      if (body == null) {
-        out.writeByte('L');
-        writePlace(offset, ts, byBroker);
-        out.writeLong(size);
-        continue;
-      }
       try {
-        write(body, offset, ts, byBroker);
+        if (body == null) {
+          writeLarge(offset, ts, byBroker, size);
+        } else {
+          write(body, size, offset, ts, byBroker);
+        }
       } catch (BufferUnderflowException | IllegalArgumentException e) {
         return "the record at offset " + offset + " cannot be understood";
       }
     }
     return null;
+  }
+
+  private void writeLarge(long offset, long ts, boolean byBroker, long size) throws IOException {
+    out.writeByte('L');
+    writePlace(offset, ts, byBroker);
+    out.writeLong(size);
   }
 
   private void writePlace(long offset, long ts, boolean byBroker) throws IOException {
@@ -330,12 +335,17 @@ public final class BatchReader {
     out.writeBoolean(byBroker);
   }
 
-  private void write(ByteBuffer body, long offset, long ts, boolean byBroker) throws IOException {
+  private void write(ByteBuffer body, int size, long offset, long ts, boolean byBroker) throws IOException {
     byte[] key = field(body);
     byte[] value = field(body);
     int count = ByteUtils.readVarint(body);
     if (count < 0 || count > body.remaining()) {
       throw new IllegalArgumentException("headers");
+    }
+    long held = size + HEADER_BYTES * count; // each of them may be two bytes here, and is an object where it is read
+    if (held > recordBytesMax) {
+      writeLarge(offset, ts, byBroker, held);
+      return;
     }
     List<byte[]> headers = new ArrayList<>();
     for (int i = 0; i < count; i++) {

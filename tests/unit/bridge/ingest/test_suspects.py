@@ -17,7 +17,9 @@ from bridge.ingest.batches.reader import CorruptBatch, TooLarge
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import AGAIN_S, AHEAD, FAILURES_MAX, PAUSE_S_MAX, Suspects
 from bridge.kafka.errors import records_gone
+from bridge.wire.received import Record
 from tests.manual_clock import ManualClock
+from tests.unit.bridge.ingest import stand_ins
 from tests.unit.bridge.ingest.stand_ins import A, B, Batches, Store, suspects
 from timerstore.rows.entry import Kind
 from timerstore.rows.sources import SourceName
@@ -68,6 +70,18 @@ def test_a_record_that_cannot_be_held_becomes_a_dead_letter_without_a_body(bench
     assert (letter["key"], letter["value"], letter["reason"]) == (None, None, "too-large-to-read")
     assert letter["headers"] == [{"key": "delay-omitted", "value": b"record (700000000 bytes)"}]
     assert not bench.suspects.names, "it is trusted again"
+
+
+@pytest.mark.fault("records of hundreds of thousands of headers that are empty")
+def test_headers_without_names_or_values_take_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few of such records are taken in at a time, however small they were as they were sent."""
+    laden = Record(*A, 0, 0, True, None, None, [("", None)] * 400)
+    monkeypatch.setattr(stand_ins, "record", lambda _, offset: laden._replace(offset=offset))
+    monkeypatch.setattr("bridge.ingest.batches.suspects.TAKEN_BYTES", 100_000)
+    taken = list[int]()
+    bench.suspects.suspect({A: 0}, "a test")
+    bench.suspects.look({A: 0}, lambda entries, _: taken.append(len(entries)), lambda: False)
+    assert taken == [3, 3, 3, 1]
 
 
 @pytest.mark.fault("a corrupt batch")

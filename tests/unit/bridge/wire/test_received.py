@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from confluent_kafka import Message
 
-from bridge.wire.received import FRAMING_BYTES, record_bytes
+from bridge.wire.received import FRAMING_BYTES, HEADER_BYTES, record_bytes
 
 
 class Record:
@@ -19,9 +19,11 @@ class Record:
         self.headers = lambda: headers
 
 
-@pytest.mark.parametrize("headers", [None, [], [("x", None)], [("x" * 10, b"1" * 8_000), ("y", b"")]])
+@pytest.mark.parametrize(
+    "headers", [None, [], [("x", None)], [("", None)] * 1_000, [("x" * 10, b"1" * 8_000), ("y", b"")]]
+)
 def test_headers_count_in_the_size_of_a_record(headers: list[tuple[str, bytes | None]] | None) -> None:
-    """They may be all of it."""
-    written = sum(len(name) + len(value or b"") for name, value in headers or [])
+    """They may be all of it, and have neither names nor values."""
+    written = sum(HEADER_BYTES + len(name) + len(value or b"") for name, value in headers or [])
     assert record_bytes(cast(Message, Record(b"v" * 5, b"k" * 3, headers))) == 8 + written + FRAMING_BYTES
     assert record_bytes(cast(Message, Record(None, None, headers))) == written + FRAMING_BYTES
