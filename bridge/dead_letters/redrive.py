@@ -14,20 +14,23 @@ dead-letter topic (bridge/wire/letters.py). The steps of a run, each with the co
    nothing.)
 3. The first pass reads the notes. The second pass reads the letters and commits them in several transactions. (Cost: a
    crash leaves each transaction whole or undone, and the next run learns which by steps 1 to 3.)
+
+A delay topic may refuse a letter, for its size: its producer had compressed it. That aborts the transaction. The run
+finds the letter by halves, and puts all others back. The letter stays, and counts as broken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.dead_letters.reading import LetterTopics, Marks, Place, batches, make_consumer, place_of
 from bridge.dead_letters.rejection import GoingBack, Rejection
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Watermarks
-from bridge.kafka.errors import kafka_error
+from bridge.kafka.errors import Fault, fault_of, kafka_error
 from bridge.kafka.repeats import Epochs
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
@@ -38,6 +41,10 @@ from timerstore.clock import Clock
 
 CALL_TIMEOUT_S: Final = 30.0
 FULL_POLL_S: Final = 0.1
+
+
+class _Refused(Exception):
+    """A delay topic has refused a record: the transaction is aborted."""
 
 
 def redrive(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) -> RedriveReport:
@@ -119,7 +126,7 @@ class Redrive:
     def _put_back(
         self, batch: Sequence[Message], gone: Mapping[Place, Gone], report: RedriveReport, *, execute: bool
     ) -> None:
-        """One transaction: the records and the note of their letters. A crash leaves both or neither."""
+        """Put the chosen letters of a batch back, and count them."""
         counted = RedriveReport()
         chosen = [
             (GoingBack(letter, self._choice.headers(letter), message.key(), message.value()), message)
@@ -133,9 +140,23 @@ class Redrive:
             (counted.broken if is_broken else counted.back)[record.letter.reason, record.letter.target] += 1
             if not is_broken:
                 back.append((record, message))
-        if execute and back:
-            self._commit(self._epochs.producer(), back)
+        for record in self._go_back(back) if execute else ():
+            kind = record.letter.reason, record.letter.target
+            counted.back[kind] -= 1
+            counted.broken[kind] += 1
+        counted.back = +counted.back
         report.add(counted)
+
+    def _go_back(self, back: Sequence[tuple[GoingBack, Message]]) -> list[GoingBack]:
+        """Put the records back, and return the refused ones."""
+        if not back:
+            return []
+        try:
+            self._commit(self._epochs.producer(), back)
+        except _Refused:
+            half = len(back) // 2
+            return [*self._go_back(back[:half]), *self._go_back(back[half:])] if half else [back[0][0]]
+        return []
 
     def _judge(self, message: Message, gone: Gone, report: RedriveReport) -> Letter | None:
         """The letter if it is chosen; else None, and `report` counts the record."""
@@ -154,27 +175,49 @@ class Redrive:
         return None
 
     def _commit(self, producer: Producer, back: Sequence[tuple[GoingBack, Message]]) -> None:
+        """One transaction: the records and the note of their letters. A crash leaves both or neither. Raises _Refused,
+        KafkaException."""
         offsets: dict[Place, list[int]] = {}
+        failed: list[KafkaError] = []
+
+        def on_delivery(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                failed.append(error)
+
         producer.begin_transaction()
         try:
             for (letter, headers, key, value), message in back:
                 offsets.setdefault(place_of(message), []).append(message.offset() or 0)
-                _produce(producer, letter.topic, letter.partition, key, value, headers)
+                _produce(producer, letter.topic, letter.partition, key, value, headers, on_delivery)
             for (topic, partition), gone in offsets.items():
                 headers, value = redriven(self._letters.topics[topic].topic_id, gone)
-                _produce(producer, topic, partition, None, value, headers)
+                _produce(producer, topic, partition, None, value, headers, on_delivery)
+            producer.flush(CALL_TIMEOUT_S)
             producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as exception:
-            if kafka_error(exception).txn_requires_abort():
+            error = kafka_error(exception)
+            is_refused = Fault.RECORD in map(fault_of, (error, *failed))
+            if is_refused or error.txn_requires_abort():
                 producer.abort_transaction(CALL_TIMEOUT_S)
+            if is_refused:
+                self._epochs.renew()  # a refused batch leaves a gap in the sequence numbers of the client
+                raise _Refused from None
             raise
 
 
 def _produce(
-    producer: Producer, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers
+    producer: Producer,
+    topic: str,
+    partition: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+    on_delivery: Callable[[KafkaError | None, Message], None],
 ) -> None:
     while True:
         try:
-            return producer.produce(topic, value=value, key=key, partition=partition, headers=list(headers))
+            return producer.produce(
+                topic, value=value, key=key, partition=partition, headers=list(headers), on_delivery=on_delivery
+            )
         except BufferError:
             producer.poll(FULL_POLL_S)

@@ -88,3 +88,7 @@ class Epochs:
             self._producer.init_transactions(self._call_s)
         self._repeats.forget()
         return self._producer
+
+    def renew(self) -> None:
+        """Have another producer take over."""
+        self._repeats.note()

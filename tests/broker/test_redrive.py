@@ -73,7 +73,6 @@ def test_a_crash_puts_nothing_back_twice(
     bury(broker, delay, 60)
     settings = settings_for(broker.bootstrap, delay)
     monkeypatch.setattr("bridge.dead_letters.reading.BATCH_ROWS", 20)
-    monkeypatch.setattr("bridge.dead_letters.reading.POLL_RECORDS", 10)
     commit, commits = Redrive._commit, itertools.count(1)
 
     def crashing(self: Redrive, *arguments: Any) -> None:
@@ -93,6 +92,24 @@ def test_a_crash_puts_nothing_back_twice(
         run(settings)
     assert 1 <= sum(run(settings).back.values()) < 60
     assert back_in(broker, delay) == list(range(60))
+
+
+@pytest.mark.fault("a dead letter that its delay topic does not take")
+def test_a_letter_that_is_refused_stays_and_stops_no_other(broker: Broker, topics: Topics) -> None:
+    """It was compressed, and is not any more; or the topic takes less by now. All others go back, once."""
+    delay = topics.delay(partitions=3, config={"max.message.bytes": "5000"})
+    dead_letter_topic(topics, delay)
+    bury(broker, delay, 6)
+    own: h.Headers = [("delay-for", b"1d"), ("delay-topic", b"orders")]
+    headers = h.dead_letter_headers(own, RejectReason.UNKNOWN_TARGET, "why", h.Where(delay, 1, 9, 9, 99))
+    letters = [Outgoing(topic=f"{delay}.dlt", value=b"7" * 20_000, headers=headers, partition=i % 2) for i in range(2)]
+    produce(broker.bootstrap, letters)
+    bury(broker, delay, 6)
+    settings = settings_for(broker.bootstrap, delay)
+    for back in (12, 0):
+        report = run(settings)
+        assert (report.back.total(), report.broken) == (back, {("unknown-target", "orders"): 2})
+    assert back_in(broker, delay) == sorted([*range(6), *range(6)])
 
 
 def test_what_went_back_is_known_without_a_consumer_group(broker: Broker, topics: Topics) -> None:
