@@ -7,6 +7,8 @@ With missing, unreadable or out-of-range committed offsets, a start would either
     latest     no record of the topic is pending: undelivered messages are given up
     committed  the committed states stay; records that are gone from the topic are given up
 
+The pauses of targets stay, as far as the old states are readable.
+
 The steps, with the cost of a crash right after each: 1. the index's checkpoint is set aside (the next start ends in the
 same error as before, and a later one rebuilds the index); 2. one commit for all partitions (none: the reset is done).
 """
@@ -14,6 +16,7 @@ same error as before, and a later one rebuilds the index); 2. one commit for all
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,7 +28,16 @@ from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.errors import Fault, fault_of, kafka_error
 from bridge.kafka.membership import FORCED
 from bridge.start.first_commits import TopicFacts
-from bridge.wire.committed_state import RESET, CommittedState, decode_metadata, initial_state, with_cut
+from bridge.wire.committed_state import (
+    RESET,
+    CommittedState,
+    Pause,
+    Said,
+    decode_metadata,
+    initial_state,
+    merged,
+    with_cut,
+)
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.disk import files
 from timerstore.errors import DiskFailure
@@ -53,11 +65,13 @@ def reset_committed_states(
     """
     config = {**consumer, "group.id": group_id, **FORCED}
     committed = _committed(config, topics) if to == "committed" else {}
+    said = () if committed else _said(config, topics)
     states = {
         (topic, partition): _state(facts, partition, to, parameters(topic), committed.get((topic, partition)), now_ms)
         for topic, facts in topics.items()
         for partition in range(facts.partitions)
     }
+    states = {name: state.saying(said) if said else state for name, state in states.items()}
     try:
         if (directory / files.CHECKPOINT).exists():
             files.set_aside(directory / files.CHECKPOINT, now_ms)
@@ -92,21 +106,8 @@ def _state(
 
 def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> dict[SourceName, CommittedState]:
     """The states of all partitions. Raises StateError if one is missing, or belongs to a deleted topic."""
-    client = _consumer(config)
-    places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(facts.partitions)]
-    try:
-        answers = client.committed(places, timeout=READ_TIMEOUT_S)
-    except KafkaException as exception:
-        raise EnvironmentFailure(
-            "cannot read the committed offsets",
-            hint="Check that the brokers are reachable, and try again.",
-            reason=kafka_error(exception).str(),
-            code="DB-3007",
-        ) from None
-    finally:
-        client.close()
     states = {}
-    for place in answers:
+    for place in _found(config, topics):
         name = (place.topic, place.partition)
         state = decode_metadata(name, place.offset, place.metadata) if place.offset >= 0 else None
         if state is None or state.topic_id != topics[place.topic].topic_id:
@@ -119,6 +120,32 @@ def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> d
             )
         states[name] = state
     return states
+
+
+def _said(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> Said:
+    """The pauses in the old states. An open transaction is no reason to wait: it may be the reason for the reset."""
+    told: list[Pause] = []
+    for place in _found({**config, "isolation.level": "read_uncommitted"}, topics):
+        with suppress(StateError):  # a missing or unreadable state is the reason for the reset
+            told += decode_metadata((place.topic, place.partition), place.offset, place.metadata).pauses
+    return merged(told)
+
+
+def _found(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> list[TopicPartition]:
+    """The committed offsets of all partitions, undecoded. Raises EnvironmentFailure."""
+    client = _consumer(config)
+    places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(facts.partitions)]
+    try:
+        return list(client.committed(places, timeout=READ_TIMEOUT_S))
+    except KafkaException as exception:
+        raise EnvironmentFailure(
+            "cannot read the committed offsets",
+            hint="Check that the brokers are reachable, and try again.",
+            reason=kafka_error(exception).str(),
+            code="DB-3007",
+        ) from None
+    finally:
+        client.close()
 
 
 def _consumer(config: Mapping[str, Any]) -> Consumer:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]  # public, but not marked as exported
 
 from bridge.errors import EnvironmentFailure, FencedError, StateError
@@ -19,7 +19,7 @@ from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.start.facts import topic_facts
 from bridge.start.reset_offsets import reset_committed_states
-from bridge.wire.committed_state import CommittedState, initial_state
+from bridge.wire.committed_state import CommittedState, Pause, initial_state
 from dev.harness.kafka import Outgoing, Topics, produce
 from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S, PARAMETERS, Listener, ownership_of, settings_for, states_of
@@ -204,6 +204,32 @@ def test_a_stop_and_a_start_of_the_same_name_keep_the_partitions(broker: Broker,
         wait_owned(again, 2)
         assert settled(again, settings) == states
         assert listener.fatal == []
+
+
+@pytest.mark.fault("a reset of offsets while a target is paused")
+def test_a_reset_keeps_pauses(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """Of the states that can still be read, whatever has become of the others."""
+    delay = topics.delay(partitions=3)
+    settings = settings_for(broker.bootstrap, delay)
+    pause = Pause(name="orders", changed_ms=7, why="repairs")
+    state = initial_state(offset=0, topic_id="of a deleted topic", partitions=3, parameters=PARAMETERS)
+    commits = [
+        TopicPartition(delay, 0, 0, replace(state, pauses=(pause,)).metadata()),
+        TopicPartition(delay, 1, 0, "written by another tool"),
+    ]
+    tool = Consumer({**librdkafka(settings, "admin"), "group.id": settings.group_id})
+    tool.commit(offsets=commits, asynchronous=False)
+    tool.close()
+    states = reset_committed_states(
+        consumer=librdkafka(settings, "consumer"),
+        group_id=settings.group_id,
+        topics=topic_facts(Cluster(settings), [delay]),
+        parameters=lambda topic: PARAMETERS,
+        to="earliest",
+        directory=tmp_path,
+        now_ms=1,
+    )
+    assert [state.pauses for state in states.values()] == [(pause,)] * 3
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
