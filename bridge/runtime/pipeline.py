@@ -141,7 +141,7 @@ class Pipeline:
         if plan is None or self._cancelled.is_set():
             return False
         self._windows = plan.windows
-        self.retention = RetentionGuard(context.settings, plan.windows, context.clock)
+        self.retention = RetentionGuard(context.settings, plan.windows, context.clock, context.on_rebuild)
         self.retention.expect(plan.states)
         store = self.store = self._open(found, plan)
         start = ingest_start(context.cluster, plan, store.resume_offsets(), store.held_below(plan.states), now_ms)

@@ -17,7 +17,7 @@ committed state records the deletion (`gone_below`), so no start goes on without
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -27,7 +27,7 @@ from bridge.kafka.admin import Cluster, Oldest, Watermarks
 from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
 from bridge.start.first_commits import StartPlan
-from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_window_ms
+from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
 from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
@@ -132,8 +132,15 @@ class RetentionGuard:
     """Looks every minute, more often while records are gone, and whenever the start of a log rises; see the module
     docstring. One thread looks; any may read the results."""
 
-    def __init__(self, settings: Settings, windows: Mapping[str, Windows], clock: Clock) -> None:
-        """`windows` by delay topic, for the owned partitions."""
+    def __init__(
+        self,
+        settings: Settings,
+        windows: Mapping[str, Windows],
+        clock: Clock,
+        on_raised: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`windows` by delay topic, for the owned partitions. `on_raised` is called if a topic takes larger copies than
+        at the start."""
         self.headroom_s: Mapping[str, float] = {}
         """The headroom by delay topic at the last look; infinite without a retention."""
         self.trimmed: Mapping[str, int] = {}
@@ -145,6 +152,9 @@ class RetentionGuard:
         self._settings = settings
         self._windows = windows
         self._clock = clock
+        self._on_raised = on_raised
+        self._roll_bytes: dict[str, int] = {}
+        """The largest copy by delay topic, as the decoder has it."""
         self._looked_s: float | None = None
         self._starts: dict[SourceName, int] = {}
         self._in_memory: Sequence[SourceName] = ()
@@ -152,6 +162,7 @@ class RetentionGuard:
 
     def expect(self, states: Mapping[SourceName, CommittedState]) -> None:
         """Take the facts about new partitions from their committed states."""
+        self._roll_bytes |= {name[0]: state.epochs[-1].parameters.roll_bytes_max for name, state in states.items()}
         self.gone = {**self.gone, **{name: state.gone_below for name, state in states.items() if state.gone_below}}
 
     def refresh(
@@ -199,6 +210,7 @@ class RetentionGuard:
             headroom_s[topic] = (kept - window.largest_ms - lag_ms - overdue_ms) / 1_000
             self._tell_headroom(topic, headroom_s[topic], window)
             self._tell_change(topic, limits[topic], window)
+            self._follow_limit(topic, limits[topic])
         starts = {name: mark.start for name, mark in marks.items()}
         places, unstored = store.trimmed(starts), store.trimmed_in_memory(starts)
         self._in_memory, self.must_flush = unstored.sources, unstored.can_flush
@@ -254,6 +266,14 @@ class RetentionGuard:
                 hint="Raise the topic's retention, lower roll.window, or find the reason for the bridge's lag.",
             )
         self._told[f"short {topic}"] = is_short
+
+    def _follow_limit(self, topic: str, limits: TopicLimits) -> None:
+        """Report a raised limit of the topic: the decoder refuses records that are too large for a copy. (A lowered
+        limit is left to the next start: changes back and forth would fill the committed metadata.)"""
+        wanted, known = roll_bytes_max(self._settings, limits), self._roll_bytes.get(topic)
+        if known is not None and wanted > known:
+            log.info("roll-size-raised", topic=topic, bytes=wanted, before=known)
+            self._on_raised()
 
     def _tell_change(self, topic: str, limits: TopicLimits, window: Windows) -> None:
         """Report a change of the topic's retention. W stays the same while the bridge runs."""

@@ -23,7 +23,7 @@ from bridge.start.retention import (
     must_hold_what_is_gone,
     must_hold_what_is_pending,
 )
-from bridge.start.roll_window import TopicLimits, Windows
+from bridge.start.roll_window import COPY_BYTES, TopicLimits, Windows
 from bridge.wire.committed_state import initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock
@@ -45,7 +45,12 @@ class Bench:
         self.clock = ManualClock(now_ms=NOW_MS)
         self.rig = Rig(directory)
         windows = {DELAY: Windows(current_ms=HOUR, largest_ms=2 * HOUR)}
-        self.guard = RetentionGuard(Settings.of({"roll": {"window": "1h"}, **tree}), windows, self.clock)
+        self.raised = 0
+        settings = Settings.of({"roll": {"window": "1h"}, **tree})
+        self.guard = RetentionGuard(settings, windows, self.clock, self.on_raised)
+
+    def on_raised(self) -> None:
+        self.raised += 1
 
     def look(
         self, retention_ms: int, marks: Mapping[tuple[str, int], Watermarks] = MARKS, lag_s: float = 0.0
@@ -74,6 +79,17 @@ def test_headroom_is_what_the_largest_window_lag_and_lateness_leave(bench: Bench
     bench.rig.load()
     bench.look(5 * HOUR, lag_s=600)
     assert bench.guard.headroom_s == {DELAY: 3 * 3_600 - 600 - 500}
+
+
+@pytest.mark.fault("a delay topic whose `max.message.bytes` is raised under the bridge")
+def test_the_size_of_copies_follows_the_topic(bench: Bench) -> None:
+    """Within a minute: records are not refused for what it was before."""
+    largest = TopicLimits().message_bytes - COPY_BYTES
+    bench.look(5 * HOUR)
+    for known, raised in ((largest, 0), (largest + 1, 0), (largest - 1, 1)):
+        parameters = replace(PARAMETERS, roll_bytes_max=known)
+        bench.guard.expect({ORDERS: initial_state(offset=9, topic_id="a", partitions=1, parameters=parameters)})
+        assert bench.look(5 * HOUR) == ["roll-size-raised"] * raised and bench.raised == raised
 
 
 def test_a_message_that_was_dated_back_uses_up_no_retention(bench: Bench) -> None:
