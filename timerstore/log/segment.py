@@ -71,6 +71,14 @@ class Segment:
         groups: Int64s = np.searchsorted(np.cumsum(self.group_rows), rows, side="right")
         return groups
 
+    def groups_at(self, rows: Positions) -> Int64s:
+        """The row groups in which some of its rows lie, each once; `rows` in any order, millions of them perhaps."""
+        at, seq = np.r_[self.fences.at, rows.at], np.r_[self.fences.seq, rows.seq]
+        order = np.lexsort((seq, at))  # stable: a first row comes behind its own fence
+        is_row = order >= len(self.fences)
+        groups: Int64s = np.unique(np.cumsum(~is_row)[is_row] - 1)
+        return groups
+
     def groups_between(self, lower: Position, upper: Position) -> Bools:
         """Mask of the row groups that may hold rows in (lower, upper]; none where the histogram has nothing in its
         slots."""

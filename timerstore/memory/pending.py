@@ -170,6 +170,8 @@ class Pending:
     def __init__(self, since_ms: int) -> None:
         self.histogram = PendingHistogram(since_ms)
         self._by_target: dict[str, int] = {}
+        self.is_by_target = True
+        """Whether each target's count is its own: not once some were counted together, until nothing is pending."""
 
     def __len__(self) -> int:
         return len(self.histogram)
@@ -190,6 +192,7 @@ class Pending:
         self.histogram.add_slots(timers.slots, timers.counts)
         for name, count in timers.targets.items():
             count_in(self._by_target, name, count)
+        self.is_by_target &= OTHER_TARGETS not in self._by_target
 
     def remove(self, timers: Tally) -> None:
         self.histogram.add_slots(timers.slots, -timers.counts)
@@ -198,6 +201,7 @@ class Pending:
             left = self._take(OTHER_TARGETS, left)
             while left and self._by_target:
                 left = self._take(max(self._by_target, key=self._by_target.__getitem__), left)
+        self.is_by_target |= not self._by_target
 
     def _take(self, label: str, count: int) -> int:
         """Count out as many under a label as there are; returns how many are left."""

@@ -205,10 +205,10 @@ class Find:
         """See `TimerStore.count_where`."""
         if query == Query(target=query.target):
             with self._state.lock:
-                by_target = self._state.pending.by_target()
+                by_target, is_exact = self._state.pending.by_target(), self._state.pending.is_by_target
             if query.target is None:
                 return Count(rows=sum(by_target.values()), is_exact=True)
-            if query.target in by_target:
+            if query.target in by_target and is_exact:
                 return Count(rows=by_target[query.target], is_exact=True)
         with self._turns, self._search(query, now_ms, ORIGIN, 0, scanned_rows_max) as search:
             return Count(rows=search.total, is_exact=search.complete_to is None)
@@ -388,8 +388,7 @@ class Search:
             named = np.zeros(len(fences), dtype=np.bool_)
             keys = self._state.cancels.seeds.digest_everywhere(query.id)
             for _, timers in segment.ids.matches(keys) if segment.ids is not None else ():
-                for at, seq in zip(timers.at.tolist(), timers.seq.tolist(), strict=True):
-                    named[np.count_nonzero(fences.at_or_below(Position.of(at, seq))) - 1] = True
+                named[segment.groups_at(timers)] = True
             mask &= named
         if query.origin is not None:
             named = np.zeros(len(fences), dtype=np.bool_)

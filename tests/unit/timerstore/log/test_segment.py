@@ -19,7 +19,7 @@ from timerstore.log.segment import Segment, Writer, read, read_rows, write
 from timerstore.log.timerlog import TimerLog, Window, read_window
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import ENTRY, payload_of
-from timerstore.rows.position import AT_MAX, OFFSET_MAX, ORIGIN, Position, Progress, end_of, pack
+from timerstore.rows.position import AT_MAX, OFFSET_MAX, ORIGIN, Position, Positions, Progress, end_of, pack
 from timerstore.rows.sources import Sources
 
 SOURCES = Sources([("delay", 0), ("delay", 1), ("retry", 0)])
@@ -195,6 +195,16 @@ def test_row_groups_between_two_positions_miss_no_row(tmp_path: Path) -> None:
     assert offsets_between(log, ORIGIN, end_of(AT_MAX)) == keys
     assert not segment.groups_between(segment.last, end_of(AT_MAX)).any()
     assert not segment.groups_between(ORIGIN, segment.first.before()).any()
+
+
+def test_rows_are_found_in_their_row_groups(tmp_path: Path) -> None:
+    """The first and the last of each, and several at once."""
+    segment = written(tmp_path, [Record("delay", 0, i, 5_000 + i // 7) for i in range(22)])
+    at, seq = 5_000 + np.arange(22) // 7, np.arange(22)
+    for i in range(22):
+        assert segment.groups_at(Positions(at[i : i + 1], seq[i : i + 1])).tolist() == [i // 4]
+    mixed = np.array([21, 4, 3, 8, 11, 5])
+    assert segment.groups_at(Positions(at[mixed], seq[mixed])).tolist() == [0, 1, 2, 5]
 
 
 def test_a_window_inside_one_millisecond_reads_only_its_row_groups(tmp_path: Path) -> None:

@@ -116,7 +116,10 @@ def test_targets_are_counted_by_name_and_the_rest_together() -> None:
     counts = pending.by_target()
     assert counts[""] == 2 and counts["t0"] == 2
     assert len(counts) == TARGETS_MAX + 1 and sum(counts.values()) == len(names) + 2
-    assert counts[OTHER_TARGETS] == 3
+    assert counts[OTHER_TARGETS] == 3 and not pending.is_by_target
+    for each in (names, [None, "t0"]):
+        pending.remove(tally(np.zeros(len(each), dtype=np.int64), pa.array(each, pa.string())))
+    assert not pending.by_target() and pending.is_by_target
 
 
 @settings(deadline=None)

@@ -17,7 +17,7 @@ from timerstore.disk import files
 from timerstore.errors import Misuse
 from timerstore.limits import Limits
 from timerstore.log.segment import Reader
-from timerstore.operations.find import ORIGINALS_MAX, PendingState, Query
+from timerstore.operations.find import ORIGINALS_MAX, Count, PendingState, Query
 
 LATER_MS = NOW_MS + 3_600_000
 
@@ -137,6 +137,21 @@ def test_messages_with_a_schedule_are_found(tmp_path: Path) -> None:
     rig.store = rig.open()
     assert found() == [(8, '{"every":"1h"}', 3)]
     assert rig.store.count_where(Query(recurring=True), NOW_MS).rows == 1
+
+
+@pytest.mark.fault("more targets than are counted by name, when one of them is asked for")
+def test_the_messages_of_a_target_are_counted_beside_any_number_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of its messages may be counted together with those of others: these are looked for."""
+    monkeypatch.setattr("timerstore.memory.pending.TARGETS_MAX", 2)
+    rig = Rig(tmp_path / "store", sources=[ORDERS])
+    for names in ("ab", "cda"):
+        first = len(rig.log[ORDERS])
+        rig.log[ORDERS] += [Record(*ORDERS, first + n, LATER_MS, target=name) for n, name in enumerate(names)]
+        rig.ingest()
+    for name, count in (("a", 2), ("b", 1), ("d", 1), ("e", 0)):
+        assert rig.store.count_where(Query(target=name), NOW_MS) == Count(rows=count, is_exact=True)
 
 
 def test_waiting_messages_of_paused_targets_are_told_apart(tmp_path: Path) -> None:
