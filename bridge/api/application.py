@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -224,8 +225,8 @@ def routes(asked: Asked, protection: Protection) -> FastAPI:
 
 async def _once(request: Request) -> None:
     """Refuse a parameter that is given twice, unless it is a list: one value would be ignored."""
-    names = [name for name, _ in request.query_params.multi_items()]
-    twice = sorted({name for name in names if name not in ("state", "edge", "reason") and names.count(name) > 1})
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    twice = sorted(name for name, n in counts.items() if n > 1 and name not in ("state", "edge", "reason"))
     if twice:
         raise Problem(HTTPStatus.BAD_REQUEST, f"{', '.join(twice)[:200]}: give it once.")
 

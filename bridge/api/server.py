@@ -44,10 +44,10 @@ log = structlog.get_logger("bridge.api.server")
 
 
 class _Connection(H11Protocol):
-    """A connection: it ends after CONNECTION_S and the export or bulk action under way. Each head has HEAD_S."""
+    """A connection: it ends after CONNECTION_S and the export or bulk action under way. Each request has HEAD_S."""
 
     _end: asyncio.TimerHandle | None = None
-    _head: asyncio.TimerHandle | None = None
+    _request: asyncio.TimerHandle | None = None
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -62,12 +62,13 @@ class _Connection(H11Protocol):
         super().data_received(data)
         if self.cycle is not None:
             self.begun.set()
-        is_in_head = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0] != b""
-        if not is_in_head and self._head is not None:
-            self._head.cancel()
-            self._head = None
-        elif is_in_head and self._head is None:
-            self._head = self.loop.call_later(HEAD_S, self.transport.abort)
+        state = self.conn.their_state
+        is_partial = state is h11.SEND_BODY or (state is h11.IDLE and self.conn.trailing_data[0] != b"")
+        if not is_partial and self._request is not None:
+            self._request.cancel()
+            self._request = None
+        elif is_partial and self._request is None:
+            self._request = self.loop.call_later(HEAD_S, self.transport.abort)
 
     def standing(self) -> Standing:
         """The standing by its last request. The guard names the client."""
@@ -91,7 +92,7 @@ class _Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._end, self._head):
+        for timer in (self._end, self._request):
             if timer is not None:
                 timer.cancel()
         self.begun.set()

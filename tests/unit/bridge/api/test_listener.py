@@ -30,10 +30,13 @@ from tests.unit.bridge.api.fakes import Bridge, Store, message
 TOKEN = "0123456789abcdef"
 
 
-def listener(bridge: Bridge | None = None, protection: Protection | None = None) -> Listener:
+def listener(
+    bridge: Bridge | None = None, protection: Protection | None = None, *, is_writable: bool = False
+) -> Listener:
     return Listener(
-        "127.0.0.1", 0, source=bridge or Bridge(), protection=protection or Protection(), show_payloads=False
-    )
+        "127.0.0.1", 0, source=bridge or Bridge(), protection=protection or Protection(), show_payloads=False,
+        is_writable=is_writable,
+    )  # fmt: skip
 
 
 def ask(port: int, path: str, context: ssl.SSLContext | None = None, token: str | None = None) -> tuple[int, str]:
@@ -135,16 +138,26 @@ def test_who_has_shown_credentials_is_not_counted_by_address(monkeypatch: pytest
             assert (answer.status, answer.read()[:1]) == (200, b"{")
 
 
-@pytest.mark.fault("a request whose head comes byte by byte")
-@pytest.mark.parametrize("first", [b"", b"GET /api/v1/count HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_the_head_of_a_request_has_a_time_limit(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit holds for every request of a connection, at any rate of bytes."""
+GET = b"GET /api/v1/count HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = (
+    b"POST /api/v1/messages/cancel HTTP/1.1\r\nHost: localhost\r\nX-Delay-Bridge-Action: 1\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 60000\r\n\r\n{"
+)
+
+
+@pytest.mark.fault("a request that comes byte by byte")
+@pytest.mark.parametrize(("first", "slowly"), [(b"", GET[:-20]), (GET, GET[:-20]), (b"", POST), (GET, POST)])
+def test_a_request_has_a_time_limit(first: bytes, slowly: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds for the head and the body of every request of a connection, at any rate of bytes."""
     monkeypatch.setattr("bridge.api.server.HEAD_S", 0.5)
-    with listener() as served, socket.create_connection(("127.0.0.1", served.port), timeout=10) as slow:
+    with (
+        listener(is_writable=True) as served,
+        socket.create_connection(("127.0.0.1", served.port), timeout=10) as slow,
+    ):
         if first:
             slow.sendall(first)
             assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
-        slow.sendall(b"GET /api/v1/count HTTP/1.1\r\nX: ")
+        slow.sendall(slowly)
 
         def is_cut_off() -> bool:
             try:
