@@ -70,7 +70,7 @@ def test_a_record_that_cannot_be_held_is_told_and_those_around_it_are_read(broke
 
 @pytest.mark.fault("a record of headers that are empty, more than memory can hold")
 def test_a_record_of_more_headers_than_can_be_held_is_told(broker: Broker, topics: Topics) -> None:
-    """Each is two bytes in the log, and an object for whoever reads it; those around it are read."""
+    """A record of more headers than memory can hold is reported with its size, and the records around it are read."""
     name = (topics.delay(), 0)
     empty = [(b"", None)] * (LARGE // 100)
     records = [RawRecord(headers=empty[:-1_000]), RawRecord(headers=empty), RawRecord(value=b"c")]

@@ -96,7 +96,7 @@ def test_a_crash_puts_nothing_back_twice(
 
 @pytest.mark.fault("a dead letter that its delay topic does not take")
 def test_a_letter_that_is_refused_stays_and_stops_no_other(broker: Broker, topics: Topics) -> None:
-    """It was compressed, and is not any more; or the topic takes less by now. All others go back, once."""
+    """A letter that its delay topic refuses for its size stays, and all others go back, once."""
     delay = topics.delay(partitions=3, config={"max.message.bytes": "5000"})
     dead_letter_topic(topics, delay)
     bury(broker, delay, 6)

@@ -74,7 +74,7 @@ def test_a_record_that_cannot_be_held_becomes_a_dead_letter_without_a_body(bench
 
 @pytest.mark.fault("records of hundreds of thousands of headers that are empty")
 def test_headers_without_names_or_values_take_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few of such records are taken in at a time, however small they were as they were sent."""
+    """Such records are taken in a few at a time, although their compressed size is small."""
     laden = Record(*A, 0, 0, True, None, None, [("", None)] * 400)
     monkeypatch.setattr(stand_ins, "record", lambda _, offset: laden._replace(offset=offset))
     monkeypatch.setattr("bridge.ingest.batches.suspects.TAKEN_BYTES", 100_000)

@@ -83,7 +83,7 @@ def test_headroom_is_what_the_largest_window_lag_and_lateness_leave(bench: Bench
 
 @pytest.mark.fault("a delay topic whose `max.message.bytes` is raised under the bridge")
 def test_the_size_of_copies_follows_the_topic(bench: Bench) -> None:
-    """Within a minute: records are not refused for what it was before."""
+    """A minute after the change, no record is refused for the old limit."""
     largest = TopicLimits().message_bytes - COPY_BYTES
     bench.look(5 * HOUR)
     for known, raised in ((largest, 0), (largest + 1, 0), (largest - 1, 1)):

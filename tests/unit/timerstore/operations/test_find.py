@@ -143,7 +143,7 @@ def test_messages_with_a_schedule_are_found(tmp_path: Path) -> None:
 def test_the_messages_of_a_target_are_counted_beside_any_number_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of its messages may be counted together with those of others: these are looked for."""
+    """A count by target is exact, although some of its messages are counted together with those of other targets."""
     monkeypatch.setattr("timerstore.memory.pending.TARGETS_MAX", 2)
     rig = Rig(tmp_path / "store", sources=[ORDERS])
     for names in ("ab", "cda"):
