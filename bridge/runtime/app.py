@@ -424,8 +424,8 @@ class Application:
             phase = "running"
         if phase == "running":
             impediments = pipeline.impediments()
-            told = (self._identity, self._conditions, pipeline, self._credentials, self._left_out, self._pauses)
-            reasons = (*impediments, *(alarm for each in told for alarm in each.alarms()))
+            parts = (self._identity, self._conditions, pipeline, self._credentials, self._left_out, self._pauses)
+            reasons = (*impediments, *(alarm for part in parts for alarm in part.alarms()))
             self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
 
     def _look_at_identity(self) -> LookResult:

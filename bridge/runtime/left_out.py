@@ -1,8 +1,8 @@
 """Partitions that are temporarily left out, as if another instance owned them, so that they do not block others.
 
 A partition of a delay topic that accepts no writes keeps its own P (`TimerStore.hold`). If it has pending rows that are
-output by offset (rejects, cancels to be forwarded), its O stops as well, and no later rows can be flushed until they
-leave no room for others. Then a new pipeline starts without the partition, and later one with it.
+output by offset (rejects, cancels to be forwarded), its O stops as well, and later rows cannot be flushed. In the end
+they leave no room for others. Then a new pipeline starts without the partition, and later one with it.
 """
 
 from __future__ import annotations

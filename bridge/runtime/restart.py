@@ -63,9 +63,9 @@ class Restart:
         with suppress(OSError):
             sys.stdout.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
-        told = {VARIABLE: f"{reason} {self._clock.monotonic_s():.3f}"}
+        reported = {VARIABLE: f"{reason} {self._clock.monotonic_s():.3f}"}
         try:
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], self._environment | told)
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], self._environment | reported)
         except OSError as error:
             raise EnvironmentFailure(
                 f"cannot execute {sys.executable} anew: {error.strerror}",

@@ -84,9 +84,9 @@ def problems(properties: Mapping[str, str], path: str) -> list[str]:
 
     Values are never shown: any of them may be a secret under the wrong name.
     """
-    found = [f"{path}.{name} cannot be set: {OWNED[name]}" for name in properties if name in OWNED]
+    refused = [f"{path}.{name} cannot be set: {OWNED[name]}" for name in properties if name in OWNED]
     allowed = {name: value for name, value in properties.items() if name not in OWNED}
-    return found + [problem for name, value in allowed.items() if (problem := _problem(name, value, path))]
+    return refused + [problem for name, value in allowed.items() if (problem := _problem(name, value, path))]
 
 
 def _problem(name: str, value: str, path: str) -> str | None:

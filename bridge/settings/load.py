@@ -81,17 +81,18 @@ def read_yaml(path: Path, places: Places) -> Tree:
 def _variables(tree: Tree, env: Mapping[str, str]) -> list[tuple[Path_, Any, str]]:
     """The keys from the environment, whole sections first, with their values and variables. `tree` is the file's; its
     delay topics and properties resolve names. Raises ConfigurationError."""
-    found: dict[Path_, tuple[Any, str]] = {}
+    variables: dict[Path_, tuple[Any, str]] = {}
     for name in sorted(env):
         if not name.startswith(PREFIX):
             continue
         keys, value = _from_variable(name, _meant(name, env[name]), tree)
-        if keys in found:
+        if keys in variables:
             raise ConfigurationError(
-                f"{name} and {found[keys][1]} both set {'.'.join(keys)}", hint="Keep one of them.", code="DB-2082"
+                f"{name} and {variables[keys][1]} both set {'.'.join(keys)}", hint="Keep one of them.", code="DB-2082"
             )
-        found[keys] = value, name
-    return sorted(((keys, *each) for keys, each in found.items()), key=lambda item: len(item[0]))
+        variables[keys] = value, name
+    settings = ((keys, value, name) for keys, (value, name) in variables.items())
+    return sorted(settings, key=lambda setting: len(setting[0]))
 
 
 def _meant(name: str, text: str) -> str:
@@ -110,12 +111,12 @@ def _from_variable(name: str, text: str, tree: Tree) -> tuple[Path_, Any]:
     path: list[str] = []
     shape: object = Settings
     segments = name.removeprefix(PREFIX).split("__")
-    while segments and (known := fields(shape)) is not None:
+    while segments and (keys := fields(shape)) is not None:
         key = segments.pop(0).lower()
-        if key not in known:
-            raise _unknown(path, key, list(known), f"environment variable {name}")
+        if key not in keys:
+            raise _unknown(path, key, list(keys), f"environment variable {name}")
         path.append(key)
-        shape = known[key]
+        shape = keys[key]
         if segments and is_map_of_sections(shape):
             path.append(_topic(name, segments.pop(0), tree))
             shape = get_args(shape)[1]
@@ -130,8 +131,8 @@ def _from_variable(name: str, text: str, tree: Tree) -> tuple[Path_, Any]:
 
 
 def _topic(variable: str, segment: str, tree: Tree) -> str:
-    known = tree.get("delay_topics")
-    return _named(variable, segment, list(known) if isinstance(known, dict) else ["delay"]) or segment
+    topics = tree.get("delay_topics")
+    return _named(variable, segment, list(topics) if isinstance(topics, dict) else ["delay"]) or segment
 
 
 def _named(variable: str, text: str, names: Iterable[str]) -> str | None:
@@ -164,11 +165,11 @@ def _property(variable: str, segments: list[str], path: list[str], tree: Tree) -
     if is_spark and "." in joined:
         return joined
     lowered = ".".join(segments).lower()
-    known = {_folded(name): name for name in COMMON_NAMES}
+    common = {_folded(name): name for name in COMMON_NAMES}
     name, suffix = lowered, ""
-    if _folded(name) not in known and name.endswith(_FILE_SUFFIX):
+    if _folded(name) not in common and name.endswith(_FILE_SUFFIX):
         name, suffix = name.removesuffix(_FILE_SUFFIX), _FILE_SUFFIX
-    return known.get(_folded(name), name.replace("_", ".")) + suffix
+    return common.get(_folded(name), name.replace("_", ".")) + suffix
 
 
 def _value(name: str, text: str, shape: object) -> Any:
@@ -212,12 +213,12 @@ def _as_tree(tree: Tree, part: str, path: Path_) -> Tree:
 
 
 def _refuse_unknown(tree: Tree, shape: object, path: list[str]) -> None:
-    known = fields(shape)
+    keys = fields(shape)
     for key, value in list(tree.items()):
         here = [*path, key]
-        if known is not None and key not in known:
-            raise _unknown(path, key, list(known), "the configuration")
-        inner = known[key] if known is not None else get_args(shape)[1]
+        if keys is not None and key not in keys:
+            raise _unknown(path, key, list(keys), "the configuration")
+        inner = keys[key] if keys is not None else get_args(shape)[1]
         if fields(inner) is None and get_origin(inner) is not dict:
             continue
         if value is None:  # `delay:` without keys below it

@@ -128,9 +128,9 @@ class KafkaSettings(Section):
 
     @model_validator(mode="after")
     def _known_to_librdkafka(self) -> Self:
-        found = [problem for part in PARTS for problem in problems(self.properties(part), f"kafka.{part}")]
-        if found:
-            raise ValueError("; ".join(found))
+        wrong = [problem for part in PARTS for problem in problems(self.properties(part), f"kafka.{part}")]
+        if wrong:
+            raise ValueError("; ".join(wrong))
         return self
 
     @property
@@ -356,9 +356,10 @@ class Settings(Section):
         try:
             settings = cls.model_validate(tree)
         except ValidationError as error:
-            found = "; ".join(redact(error_sentence(each, places or {})) for each in error.errors(include_input=False))
+            details = error.errors(include_input=False)
+            sentences = "; ".join(redact(error_sentence(detail, places or {})) for detail in details)
             raise ConfigurationError(
-                f"invalid configuration: {found}",
+                f"invalid configuration: {sentences}",
                 hint="Correct the configuration; config/bridge.yaml explains every key.",
                 code="DB-2026",
             ) from None

@@ -39,7 +39,7 @@ def is_secret_key(name: str) -> bool:
 def mask(tree: Any) -> Any:
     """`tree` with masks for the values of secret keys, for wrapped secrets, and for the secret parts of other texts."""
     if isinstance(tree, list):
-        return [mask(each) for each in tree]
+        return [mask(value) for value in tree]
     if isinstance(tree, str):
         for part in parts(tree):
             tree = tree.replace(part, MASK)
@@ -51,9 +51,9 @@ def mask(tree: Any) -> Any:
 
 def parts(text: str) -> list[str]:
     """The secret parts of a value, the longest first."""
-    found = {match[0] for match in _USER.finditer(text)}
-    found |= {match["value"] for match in _PAIR.finditer(text) if is_secret_key(match["key"])}
-    return sorted(found, key=len, reverse=True)
+    secret = {match[0] for match in _USER.finditer(text)}
+    secret |= {match["value"] for match in _PAIR.finditer(text) if is_secret_key(match["key"])}
+    return sorted(secret, key=len, reverse=True)
 
 
 def parts_of(tree: Any) -> set[str]:
@@ -61,7 +61,7 @@ def parts_of(tree: Any) -> set[str]:
     if isinstance(tree, str):
         return {part for part in parts(tree) if len(part) >= _PART_LENGTH_MIN}
     inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-    return {part for each in inner for part in parts_of(each)}
+    return {part for value in inner for part in parts_of(value)}
 
 
 def read_secret_file(path: str, where: str) -> str:

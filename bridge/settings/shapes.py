@@ -40,34 +40,34 @@ def is_map_of_sections(shape: object) -> bool:
 def refuse_shapeless(value: Any, shape: object, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
     """Raises ConfigurationError for a list in place of one value, one value in place of a list, and no value. A list
     without a value is its default. `value` is a mapping wherever `shape` is one."""
-    known = fields(shape)
-    for key, each in list(value.items()):
-        inner, here = known[key] if known is not None else get_args(shape)[1], (*path, key)
+    keys = fields(shape)
+    for key, part in list(value.items()):
+        inner, here = keys[key] if keys is not None else get_args(shape)[1], (*path, key)
         if fields(inner) is not None or get_origin(inner) is dict:
-            refuse_shapeless(each, inner, here, places)
-        elif get_origin(inner) is list and each is None:
+            refuse_shapeless(part, inner, here, places)
+        elif get_origin(inner) is list and part is None:
             del value[key]
         elif get_origin(inner) is list:
-            _refuse_list(each, here, places)
-        elif isinstance(each, list | dict):
-            found = "a list" if isinstance(each, list) else "a mapping"
-            raise _wrong(here, places, f"must be one value, not {found}", "Write one value.")
-        elif each is None and not _may_be_none(inner):
+            _refuse_list(part, here, places)
+        elif isinstance(part, list | dict):
+            kind = "a list" if isinstance(part, list) else "a mapping"
+            raise _wrong(here, places, f"must be one value, not {kind}", "Write one value.")
+        elif part is None and not _may_be_none(inner):
             raise _wrong(here, places, "is empty", _QUOTE_IT)
 
 
-def _refuse_list(found: Any, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
-    if not isinstance(found, list):
+def _refuse_list(value: Any, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
+    if not isinstance(value, list):
         raise _wrong(path, places, "must be a list", 'Write it as ["a", "b"].')
-    if not all(isinstance(each, str) for each in found):
+    if not all(isinstance(text, str) for text in value):
         raise _wrong(path, places, "must be a list of texts", "Write each as one text, in quotes if necessary.")
 
 
 def refuse_spoiled(value: Any, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
     """Raises ConfigurationError for an empty text, and for control characters."""
     if isinstance(value, dict):
-        for key, each in value.items():
-            refuse_spoiled(each, (*path, key), places)
+        for key, part in value.items():
+            refuse_spoiled(part, (*path, key), places)
         return
     for text in value if isinstance(value, list) else [value]:
         text = text.get_secret_value() if hasattr(text, "get_secret_value") else text
@@ -95,8 +95,8 @@ def error_sentence(error: ErrorDetails, places: Mapping[tuple[str, ...], str]) -
     text = _WORDS.get(error["type"], error["msg"]).removeprefix("Value error, ")
     keys = tuple(str(part) for part in error["loc"] if part != "[key]")
     path = ".".join(keys)
-    told = text if not path or text.startswith(f"{path}.") else f"{path}: {text}"
-    return told + place_text(keys, places)
+    message = text if not path or text.startswith(f"{path}.") else f"{path}: {text}"
+    return message + place_text(keys, places)
 
 
 def _may_be_none(shape: object) -> bool:
@@ -110,5 +110,5 @@ def _wrong(path: tuple[str, ...], places: Mapping[tuple[str, ...], str], problem
 
 def place_text(path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> str:
     """The place of the key, or of the nearest one above it, in brackets; empty if unknown."""
-    known = (places[path[:length]] for length in range(len(path), 0, -1) if path[:length] in places)
-    return next((f" ({place})" for place in known), "")
+    nearest = (places[path[:length]] for length in range(len(path), 0, -1) if path[:length] in places)
+    return next((f" ({place})" for place in nearest), "")

@@ -85,7 +85,7 @@ class _Reader:
             case yaml.ScalarNode() if node.tag in _TEXTS or node.tag == _MERGE:
                 return node.value
             case yaml.SequenceNode() if node.tag == f"{_TAG}seq":
-                return [self.value(each, path, depth + 1) for each in node.value]
+                return [self.value(item, path, depth + 1) for item in node.value]
             case yaml.MappingNode() if node.tag == f"{_TAG}map":
                 return self._mapping(node, path, depth)
         raise _wrong(node, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
@@ -93,15 +93,15 @@ class _Reader:
     def _mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> Tree:
         own: Tree = {}
         merged: Tree = {}
-        for key, each in node.value:
+        for key, value in node.value:
             if key.tag == _MERGE:
-                for base in _merged(each):
+                for base in _merged(value):
                     merged = {**self.value(base, path, depth + 1), **merged}
                 continue
             name = _key(key)
             if name in own:
                 raise _wrong(key, f"key {name!r} occurs twice")
-            own[name] = self.value(each, (*path, name), depth + 1)
+            own[name] = self.value(value, (*path, name), depth + 1)
             self.lines[*path, name] = key.start_mark.line + 1
         return {**merged, **own}
 
@@ -114,10 +114,10 @@ def _key(node: yaml.Node) -> str:
 
 def _merged(node: yaml.Node) -> Iterator[yaml.MappingNode]:
     """The mappings that `<<` names; the keys of earlier ones take precedence."""
-    for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-        if not isinstance(each, yaml.MappingNode):
-            raise _wrong(each, "<< merges mappings only")
-        yield each
+    for base in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+        if not isinstance(base, yaml.MappingNode):
+            raise _wrong(base, "<< merges mappings only")
+        yield base
 
 
 def _wrong(node: yaml.Node, problem: str) -> NotYamlError:

@@ -50,8 +50,8 @@ def coordinators(
             said = ran.stdout.splitlines()[-len(names) :]  # warnings of the JVM may precede them
             if ran.returncode == 0 and len(said) == len(names):
                 return {name: None if state == UNKNOWN else state for name, state in zip(names, said, strict=True)}
-            told = ran.stdout.strip() or ran.stderr.strip() or "nothing"
-            reason = f"the process ended with status {ran.returncode}, and printed: {told[-REASON_CHARS_MAX:]}"
+            output = ran.stdout.strip() or ran.stderr.strip() or "nothing"
+            reason = f"the process ended with status {ran.returncode}, and printed: {output[-REASON_CHARS_MAX:]}"
         except (OSError, subprocess.TimeoutExpired, EnvironmentFailure) as failure:
             reason = str(failure)
         log.warning("coordinator-not-asked", ids=", ".join(names), reason=reason)

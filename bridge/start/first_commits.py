@@ -244,12 +244,12 @@ def _absent(facts: StartFacts, topic: str, committed: Mapping[int, CommittedStat
     """The partitions of a topic without a first commit. Raises StateError if an owned one lacks its commit for another
     reason; instances that do not own it go on."""
     checkpointed = {partition for name, partition in facts.covered if name == topic}
-    known = max((state.partitions for state in committed.values()), default=0)
+    counted = max((state.partitions for state in committed.values()), default=0)
     absent = []
     for partition, log_start in enumerate(facts.topics[topic].log_start):
         if partition in committed or (topic, partition) in facts.unreadable:
             continue
-        error = _not_new(topic, partition, log_start, was_known=partition in checkpointed or partition < known)
+        error = _not_new(topic, partition, log_start, was_known=partition in checkpointed or partition < counted)
         if error is None:
             absent.append(partition)
         elif not committed or (topic, partition) in facts.owned:

@@ -7,8 +7,8 @@ with the cost of a wrong one:
     committed   its messages are finished: undelivered ones are lost
 
 For each transactional id of the instance, while offsets are pending: 1. the coordinator is asked, and its knowledge
-overrides the choice; 2. the id is initialised; 3. one more transaction is ended the same way. After a crash behind
-step 2, repeat the same command with the same choice.
+overrides the choice; 2. the id is initialised; 3. one more transaction is ended the same way. After a crash between
+the steps 2 and 3, repeat the command with the same choice.
 """
 
 from __future__ import annotations

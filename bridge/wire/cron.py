@@ -275,14 +275,14 @@ def _year(weekday: int, is_leap: bool) -> _Year:
         last_week |= 0b111_1111 << begin - 7
     once_a_week = sum(1 << day for day in range(0, begin, 7))
     weekdays: dict[int | tuple[int, int], int] = {
-        each: (once_a_week << (each - 1 - weekday) % 7) & ((1 << begin) - 1) for each in range(8)
+        day: (once_a_week << (day - 1 - weekday) % 7) & ((1 << begin) - 1) for day in range(8)
     }
     workdays = _union(weekdays, range(1, 6))
     days[CronSim.LAST] = last
     days[CronSim.LAST_WEEKDAY] = (workdays & last) | (weekdays[5] & (last >> 1 | last >> 2))
     weeks = {nth: _union(days, range(7 * nth - 6, min(7 * nth, 31) + 1)) for nth in range(1, 6)}
     weeks[CronSim.LAST] = last_week
-    weekdays |= {(each, nth): weekdays[each] & week for each in range(8) for nth, week in weeks.items()}
+    weekdays |= {(day, nth): weekdays[day] & week for day in range(8) for nth, week in weeks.items()}
     return _Year(months, days, weekdays)
 
 
