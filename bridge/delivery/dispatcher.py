@@ -417,6 +417,8 @@ class Dispatcher:
         transaction.look_ahead(self._partitions.states, store.sources, said, self.notes, again)
 
     def _acknowledge(self, store: TimerStore, transaction: OpenTransaction) -> None:
+        self._life.failures, self._committed_s = 0, self._clock.monotonic_s()
+        self._metrics.committed(transaction.counts, self._committed_s - transaction.opened_s)
         transaction.acknowledge()
         self._planner.committed(transaction.traced, self._clock.now_ms())
         self._partitions.states.update(transaction.states)
@@ -426,8 +428,6 @@ class Dispatcher:
         self._setbacks.committed(transaction.setbacks)
         self._narrowing.committed(transaction.rows, is_pending=self.doubts.is_under_way or not transaction.until_ms)
         self._commands_first.committed(transaction.targets, self._planner.delay_topics)
-        self._life.failures, self._committed_s = 0, self._clock.monotonic_s()
-        self._metrics.committed(transaction.counts, self._committed_s - transaction.opened_s)
         if transaction.answers:
             self._on_answers(transaction.answers)
 
