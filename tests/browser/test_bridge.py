@@ -132,8 +132,9 @@ def test_what_is_cancelled_moved_and_delivered_there_is_what_consumers_see(
         typed.press("Enter")
         expect(dialog.get_by_role("status")).to_contain_text("3 of 3 messages: 3 cancelled.", timeout=SEEN_MS)
         dialog.get_by_role("status").get_by_role("link", name="3", exact=True).click()
-        expect(page.locator("tbody tr")).to_have_count(3, timeout=SEEN_MS)
-        expect(page.locator("tbody")).to_contain_text("cancelled")
+        for n in range(2, 5):  # and the first one, until the index drops it
+            row = page.locator("tbody tr").filter(has_text=f"id-{n}")
+            expect(row).to_contain_text("cancelled", timeout=SEEN_MS)
         assert len(reader.to_end()) == 1
 
 
