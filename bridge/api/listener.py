@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 BEAT_S: Final = 5.0
 """The interval of the thread's beats before the first client."""
 STOP_S: Final = 2.0
+LOADS_MAX: Final = 3
+"""The attempts to load the libraries and to serve, one for each client that comes."""
 
 log = structlog.get_logger("bridge.api.listener")
 
@@ -96,12 +98,19 @@ class Listener:
             opened.close()
 
     def _run(self) -> None:
-        try:
-            self._wait_for_a_client()
-            if not self._stopping:
-                self._serve()
-        except Exception:
-            log.exception("api-ended")
+        """Loading may fail once: another thread may import the same modules at that moment."""
+        for left in reversed(range(LOADS_MAX)):
+            try:
+                self._wait_for_a_client()
+                if not self._stopping:
+                    self._serve()
+            except Exception:
+                if left:
+                    log.exception("api-failed")
+                else:
+                    log.exception("api-ended")
+            else:
+                return
 
     def _wait_for_a_client(self) -> None:
         with DefaultSelector() as selector:

@@ -15,9 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from select import select
+from typing import Any
 
 import pytest
+from starlette.types import ASGIApp
 
+from bridge.api.application import application
 from bridge.api.listener import Listener
 from bridge.api.server import CONNECTIONS_MAX, PLACE_MAX
 from bridge.settings.model import Settings
@@ -76,6 +79,21 @@ def test_nothing_is_loaded_before_the_first_connection() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.fault("a failure to load the API")
+def test_a_failure_to_load_is_not_the_end(monkeypatch: pytest.MonkeyPatch, served: Listener) -> None:
+    """The API answers though its first load fails."""
+    failures = [RuntimeError("an import of another thread")]
+
+    def fails_once(*arguments: Any, **named: Any) -> ASGIApp:
+        if failures:
+            raise failures.pop()
+        return application(*arguments, **named)
+
+    monkeypatch.setattr("bridge.api.application.application", fails_once)
+    assert ask(served.port, "/api/v1/count")[0] == 200
+    assert not failures
 
 
 def test_it_ends_before_and_after_a_first_client(served: Listener) -> None:
