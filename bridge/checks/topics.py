@@ -168,7 +168,7 @@ def _partitions(label: str, topic: Topic) -> Finding:
     if topic.leaderless:
         which = ", ".join(map(str, topic.leaderless))
         detail = f"{count}; no leader for {which}"
-        return failed(label, detail, "bring back the brokers of these partitions")
+        return warned(label, detail, "bring back the brokers of these partitions")
     return ok(label, count)
 
 

@@ -170,7 +170,7 @@ class Cluster:
     def watermarks(
         self, partitions: Sequence[tuple[str, int]], *, of_all: bool = True
     ) -> dict[tuple[str, int], Watermarks]:
-        """Start and end of the log of each (topic, partition); without `of_all`, of those with leaders. The end
+        """Start and end of the log of each (topic, partition); without `of_all`, of those whose leaders answer. The end
         includes the records of open transactions."""
         starts = self._offsets(partitions, OffsetSpec.earliest(), of_all=of_all)  # type: ignore[no-untyped-call]
         ends = self._offsets(list(starts), OffsetSpec.latest(), of_all=of_all)  # type: ignore[no-untyped-call]
@@ -283,7 +283,8 @@ class Cluster:
         while True:
             offsets, missing = self._ask_offsets(partitions, spec)
             now_s = self._clock.monotonic_s()
-            if missing is None or (now_s > deadline_s and not of_all):
+            is_partial = not of_all and (bool(offsets) or isinstance(missing, _Leaderless))
+            if missing is None or (now_s > deadline_s and is_partial):
                 return offsets
             if now_s > deadline_s:
                 raise missing
@@ -295,11 +296,12 @@ class Cluster:
 
     def _ask_offsets(
         self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec
-    ) -> tuple[dict[tuple[str, int], tuple[int, int]], _Leaderless | None]:
+    ) -> tuple[dict[tuple[str, int], tuple[int, int]], _Leaderless | _Unanswered | None]:
         """Offset and leader epoch by partition, and the error of a missing partition."""
         if not partitions:
             return {}, None
-        offsets, missing = dict[tuple[str, int], tuple[int, int]](), None
+        offsets: dict[tuple[str, int], tuple[int, int]] = {}
+        missing: _Leaderless | _Unanswered | None = None
         asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
         futures = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=self._timeout_s
@@ -307,8 +309,8 @@ class Cluster:
         for tp, future in futures.items():
             try:
                 answer = self._result(future, f"look up offsets of {tp.topic}[{tp.partition}]", code="DB-3002")
-            except _Leaderless as leaderless:
-                missing = leaderless
+            except (_Leaderless, _Unanswered) as error:
+                missing = error
             else:
                 epoch = -1 if answer.leader_epoch is None else int(answer.leader_epoch)
                 offsets[tp.topic, tp.partition] = int(answer.offset), epoch

@@ -176,10 +176,10 @@ class Pipeline:
         return True
 
     def _catching_up(self, work: LongWork, store: TimerStore, done: int, total: int) -> None:
-        """Report progress. A corrupt batch below the committed O blocks only its own partition, not the start; so does
-        a log that has lost unread records."""
+        """Report progress. A corrupt batch, a lost leader or lost records block only their partition, not the start."""
         work.report(done, total)
-        held = self.corrupt_batches().keys() - set(store.assignment.joining())
+        silent = self._context.identity.silent & store.next_offsets().keys()
+        held = (silent | self.corrupt_batches().keys()) - set(store.assignment.joining())
         if held:
             store.assignment.postpone(held, self._context.clock.now_ms())
         if self._context.look() is not LookResult.NONE:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import structlog
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.ingest.watch.waits import Wait
-from bridge.kafka.admin import Cluster, Topic
+from bridge.kafka.admin import Cluster, Topic, Watermarks
 from bridge.kafka.membership import Ownership
-from bridge.start.first_commits import StartFacts, StartPlan, TopicFacts, decide
+from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.roll_window import TopicLimits
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeParameters
@@ -23,6 +23,8 @@ from timerstore.rows.sources import SourceName
 FIRST_COMMITS_S: Final = Wait.OTHERS_COMMITS.s
 """How long another instance has to make the first commits."""
 LOOK_S: Final = 0.2
+SILENT: Final = Watermarks(start=0, end=0)
+"""Of a partition whose leader does not answer."""
 
 TakenBack = Callable[[Mapping[SourceName, CommittedState | None]], Mapping[SourceName, CommittedState]]
 """As `TornStates.taken_back`."""
@@ -79,10 +81,10 @@ def gather(
     `taken_back` are committed first.
 
     Raises StateError when a topic does not exist, or the committed state of an owned partition cannot be read,
-    EnvironmentFailure without an answer, DiskFailure.
+    SilentLogs where the leader of one does not answer, EnvironmentFailure without any answer, DiskFailure.
     """
     topics = _existing(cluster, parameters)
-    names = [(name, p) for name, topic in topics.items() for p in range(topic.partitions)]
+    names = _partitions(topics)
     read = group.read_committed_states(names, strict=owned)
     read |= _committed_again(group, taken_back({name: read.get(name) for name in owned}))
     committed = {name: state for name, state in read.items() if state is not None}
@@ -90,10 +92,12 @@ def gather(
     just_covered = {
         name for name, state in committed.items() if state.first_offset and covered.get(name) == state.first_offset
     }
+    # The logs' ends are looked up after the commits: a commit never lies beyond an end that was read later.
+    marks = cluster.watermarks(names, of_all=False)
+    _must_answer(owned, committed, set(names) - marks.keys())
     return StartFacts(
         owned=owned,
-        # The logs' ends are looked up after the commits: a commit never lies beyond an end that was read later.
-        topics=_with_log(cluster, topics),
+        topics=_with_log(topics, marks),
         parameters=parameters,
         committed=committed,
         limits=limits,
@@ -113,7 +117,8 @@ def _committed_again(group: Ownership, states: Mapping[SourceName, CommittedStat
 
 def topic_facts(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicFacts]:
     """Facts of delay topics. Raises StateError when one does not exist, EnvironmentFailure without an answer."""
-    return _with_log(cluster, _existing(cluster, names))
+    topics = _existing(cluster, names)
+    return _with_log(topics, cluster.watermarks(_partitions(topics)))
 
 
 def _existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
@@ -130,14 +135,28 @@ def _existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
     return topics
 
 
-def _with_log(cluster: Cluster, topics: Mapping[str, Topic]) -> dict[str, TopicFacts]:
-    marks = cluster.watermarks([(name, p) for name, topic in topics.items() for p in range(topic.partitions)])
-    return {
-        name: TopicFacts(
+def _must_answer(
+    owned: Collection[SourceName], committed: Mapping[SourceName, object], silent: Collection[SourceName]
+) -> None:
+    """Raises SilentLogs for owned partitions that are `silent`, and all owned ones of a topic's first use, which
+    concerns every partition."""
+    new = {topic for topic, _ in silent} - {topic for topic, _ in committed}
+    if held := frozenset(name for name in owned if name in silent or name[0] in new):
+        raise SilentLogs(held)
+
+
+def _partitions(topics: Mapping[str, Topic]) -> list[SourceName]:
+    return [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
+
+
+def _with_log(topics: Mapping[str, Topic], marks: Mapping[SourceName, Watermarks]) -> dict[str, TopicFacts]:
+    found = {}
+    for name, topic in topics.items():
+        mine = [marks.get((name, partition), SILENT) for partition in range(topic.partitions)]
+        found[name] = TopicFacts(
             topic_id=topic.topic_id,
-            log_start=tuple(marks[name, p].start for p in range(topic.partitions)),
-            log_end=tuple(marks[name, p].end for p in range(topic.partitions)),
-            log_epoch=tuple(marks[name, p].epoch for p in range(topic.partitions)),
+            log_start=tuple(each.start for each in mine),
+            log_end=tuple(each.end for each in mine),
+            log_epoch=tuple(each.epoch for each in mine),
         )
-        for name, topic in topics.items()
-    }
+    return found

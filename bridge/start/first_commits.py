@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bridge.errors import StateError
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Watermarks
 from bridge.start.roll_window import TopicLimits, Windows
 from bridge.wire.committed_state import (
@@ -43,10 +43,19 @@ NO_TOPIC: Final = "DB-4016"
 """The code for a delay topic that does not exist."""
 
 
+class SilentLogs(EnvironmentFailure):
+    """The leaders of these partitions do not answer; a start can go on with all others."""
+
+    def __init__(self, partitions: frozenset[SourceName]) -> None:
+        hint = "Bring back the brokers of these partitions."
+        super().__init__("delay topics without a leader", hint=hint, code="DB-3002", partitions=sorted(partitions))
+        self.partitions = partitions
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """The broker's facts about a delay topic: its id, log start and end (high watermark) by partition index, and the
-    leaders' epochs if known."""
+    """The broker's facts about a delay topic: its id, log start and end (high watermark) by partition index (0 for
+    another instance's partition whose leader does not answer), and the leaders' epochs if known."""
 
     topic_id: str
     log_start: tuple[int, ...]

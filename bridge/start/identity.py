@@ -40,8 +40,8 @@ class Doubt(StrEnum):
     REFUSED = "refused"
     """A start would refuse the partition, which came to this instance while others ran."""
     UNANSWERED = "no-answer"
-    """The partition came to this instance while others ran, and the brokers do not answer: the next look tries
-    again."""
+    """The brokers do not answer: the partition has no leader, or it came to this instance while others ran. The next
+    look that finds a leader tries again."""
 
 
 PASSES: Final = frozenset({Doubt.MISSING, Doubt.UNANSWERED})
@@ -52,7 +52,7 @@ EXPLAINED: Final[Mapping[Doubt, str]] = {
     Doubt.REPLACED: "the topic was deleted and created again",
     Doubt.DELETED: "records were deleted before they were read",
     Doubt.TRUNCATED: "the brokers have lost acknowledged records",
-    Doubt.UNANSWERED: "the brokers do not answer about it",
+    Doubt.UNANSWERED: "the brokers do not answer about it, or it has no leader",
 }
 
 

@@ -21,10 +21,10 @@ from typing import Final
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
-from bridge.kafka.admin import Cluster, Watermarks
+from bridge.kafka.admin import Cluster, Topic, Watermarks
 from bridge.kafka.leader_epochs import Stretch
 from bridge.kafka.membership import Ownership
-from bridge.start.first_commits import ANOTHER_TOPIC, NO_TOPIC, StartFacts
+from bridge.start.first_commits import ANOTHER_TOPIC, NO_TOPIC, SilentLogs, StartFacts
 from bridge.start.identity import EXPLAINED, PASSES, Doubt, Looked, believed, findings, lasting_error, stretches
 from bridge.start.roll_window import TOO_SHORT
 from bridge.telemetry.heartbeats import Beat, unwatched
@@ -78,6 +78,9 @@ class _Hold:
         return words if self.cut is None else f"{words}: {self.cut}"
 
 
+UNANSWERED: Final = _Hold(doubt=Doubt.UNANSWERED, error=None)
+
+
 class IdentityWatch:
     """Holds and releases partitions, as in the module docstring. One thread looks; any may call `alarms` and
     `counts`."""
@@ -98,18 +101,20 @@ class IdentityWatch:
         self._before: Mapping[SourceName, Looked] = {}
         self._replaced: frozenset[str] = frozenset()
         """Topics that were replaced, owned or not: the new ones need another process."""
+        self.silent: frozenset[SourceName] = frozenset()
+        """Partitions below their committed O whose leaders did not answer the last look, while others did."""
         self._looked_s = 0.0
         self._told: list[tuple[float, str]] = []
 
     # ---- holds
 
     def without(self, owned: frozenset[SourceName]) -> frozenset[SourceName]:
-        """The owned partitions without a hold. Forgets partitions that are no longer owned. If all are held, raises the
-        error of a doubt that does not pass."""
+        """The owned partitions without a hold. Forgets partitions that are no longer owned. If all are held, and no
+        doubt passes, raises the error of one."""
         self._holds = {name: hold for name, hold in self._holds.items() if name in owned}
         left = owned - self._holds.keys()
         lasting = [hold.error for hold in self._holds.values() if hold.error is not None]
-        if not left and lasting:
+        if not left and lasting and len(lasting) == len(self._holds):
             raise lasting[0]
         return left
 
@@ -126,7 +131,11 @@ class IdentityWatch:
     def refuse(self, error: BridgeError, owned: Collection[SourceName], delivered: Collection[SourceName] = ()) -> bool:
         """Hold the partitions that `error` makes a start refuse, while others of `owned` are delivered. Returns whether
         it held any. Without other partitions it holds none, unless the topic may soon exist again; at the process's own
-        start it holds none. Unanswered requests concern the partitions that came beside `delivered` ones."""
+        start it holds only silent partitions. Unanswered requests concern the partitions that came beside `delivered`
+        ones."""
+        if isinstance(error, SilentLogs):
+            self._hold(dict.fromkeys(error.partitions.intersection(owned), UNANSWERED))
+            return True
         topic, partition = error.fields.get("topic"), error.fields.get("partition")
         if error.code == ANOTHER_TOPIC:
             partition = None  # the error names one of several
@@ -135,7 +144,7 @@ class IdentityWatch:
         if isinstance(error, EnvironmentFailure) and not is_lasting and delivered:
             come = {*owned} - {*delivered} - self._holds.keys()
             log.warning("identity-unknown", reason=str(error))
-            self._hold(dict.fromkeys(come, _Hold(doubt=Doubt.UNANSWERED, error=None)))
+            self._hold(dict.fromkeys(come, UNANSWERED))
             return bool(come)
         if not is_lasting or not self._ids or not new or not (is_missing or set(owned) - new - self._holds.keys()):
             return False
@@ -206,13 +215,18 @@ class IdentityWatch:
                 return None
 
         self._ids = {**topic_ids, **self._ids}
-        if looked is None or not self._ids or (not looked and now_s - self._looked_s < LOOK_S):
+        names = sorted({*self._ids, *(topic for topic, _ in self._holds)})
+        if looked is None or not names or (not looked and now_s - self._looked_s < LOOK_S):
             return LookResult.NONE
         self._looked_s = now_s
+        behind = frozenset(name for name, at in looked.items() if at.marks is None and at.expected < at.read)
+        self.silent = behind if any(at.marks is not None for at in looked.values()) else frozenset()
         try:
-            ids = cluster.topic_ids(sorted({*self._ids, *(topic for topic, _ in self._holds)}))
+            topics = cluster.topics(names)
+            ids = {name: topic.topic_id for name, topic in topics.items()}
+            silent = self._silent(cluster, topics)
             # The pipeline may still commit partitions that it has not given up yet.
-            given_up = {name: hold for name, hold in self._holds.items() if name not in looked}
+            given_up = {name: hold for name, hold in self._holds.items() if name not in looked and name not in silent}
             free = {name: at for name, at in looked.items() if name not in self._holds}
             before = self._before
             # Two clients with the same answer are believed.
@@ -271,6 +285,16 @@ class IdentityWatch:
             cut = replace(cut, dropped=count(name, cut.at))
             new[name] = _Hold(doubt=Doubt.TRUNCATED, error=None, cut=cut)
         return new, wanted.keys() - cuts.keys()
+
+    def _silent(self, cluster: Cluster, topics: Mapping[str, Topic]) -> set[SourceName]:
+        """The unanswered partitions whose leaders do not answer yet."""
+        held = {name for name, hold in self._holds.items() if hold.doubt is Doubt.UNANSWERED and name[0] in topics}
+        led = sorted(name for name in held if name[1] not in topics[name[0]].leaderless)
+        try:
+            return held - cluster.watermarks(led, of_all=False).keys()
+        except EnvironmentFailure as error:
+            _warn(led, error.message)
+            return held
 
     def _cuts(self, cluster: Cluster, wanted: Mapping[SourceName, Stretch]) -> dict[SourceName, int | None]:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,26 +19,32 @@ from bridge.settings.model import Settings
 A, B = ("delay", 0), ("delay", 1)
 
 
-def list_offsets(asked: Mapping[TopicPartition, object], **_: object) -> dict[TopicPartition, Future[Any]]:
-    """B has no leader."""
+def list_offsets(code: int, asked: Mapping[TopicPartition, object], **_: object) -> dict[TopicPartition, Future[Any]]:
+    """B does not answer."""
     futures = {}
     for place in asked:
         future = futures[place] = Future[Any]()
         if place.partition == B[1]:
-            future.set_exception(KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)))
+            future.set_exception(KafkaException(KafkaError(code)))
         else:
             future.set_result(mock.Mock(offset=7, leader_epoch=3))
     return futures
 
 
+@pytest.mark.parametrize("code", [KafkaError.LEADER_NOT_AVAILABLE, KafkaError._TIMED_OUT])
 @pytest.mark.fault("a partition of a delay topic that has no leader")
-def test_a_partition_without_a_leader_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_without_a_leader_hides_no_other(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """The periodic look at the logs reports the other partitions; a look-up that needs all of them fails with an
-    error."""
-    client = mock.Mock(list_offsets=list_offsets)
+    error. A leader that does not answer counts as none; without any answer both fail."""
+    client = mock.Mock(list_offsets=partial(list_offsets, code))
     monkeypatch.setattr(admin, "AdminClient", lambda *_, **__: client)
     monkeypatch.setattr(admin, "_ELECTION_S", -1.0)
     cluster = Cluster(Settings.of({}))
     assert cluster.watermarks([A, B], of_all=False) == {A: Watermarks(start=7, end=7, epoch=3)}
     with pytest.raises(EnvironmentFailure):
         cluster.watermarks([A, B])
+    if code == KafkaError._TIMED_OUT:
+        with pytest.raises(EnvironmentFailure):
+            cluster.watermarks([B], of_all=False)
+    else:
+        assert cluster.watermarks([B], of_all=False) == {}

@@ -18,6 +18,7 @@ from bridge.runtime import wiring
 from bridge.runtime.app import Application
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
+from bridge.start.first_commits import SilentLogs
 from bridge.start.identity_watch import LookResult
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
@@ -226,6 +227,18 @@ def test_partitions_that_come_without_an_answer_end_nothing(bench: Bench) -> Non
     bench.assign(A, B)
     wait_until(lambda: made.owned == {A, B}, SEEN_S)
     assert "pipeline stops" not in bench.order
+
+
+@pytest.mark.fault("a partition of a delay topic that has no leader, at a start or a rebuild")
+def test_a_start_goes_on_without_a_silent_partition(bench: Bench) -> None:
+    """A start holds a partition whose leader does not answer, and delivers all others."""
+    bench.follows = False
+    for pipelines in (1, 3):
+        bench.on_made = lambda: setattr(bench.made[-1].start, "side_effect", SilentLogs(frozenset({B})))
+        bench.assign(A, B)
+        bench.is_in("running", pipelines + 1)
+        assert bench.made[-1].owned == {A} and bench.application._identity.counts() == {("delay", "no-answer"): 1}
+        bench.application._identity._release(B)
 
 
 def test_partitions_in_doubt_are_not_delivered(bench: Bench) -> None:

@@ -24,6 +24,7 @@ from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.restart import Restart
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
+from bridge.start.first_commits import SilentLogs
 from bridge.start.identity_watch import IdentityWatch, LookResult
 from bridge.telemetry.health import Health
 from bridge.wire.committed_state import CommittedState, initial_state
@@ -46,6 +47,7 @@ class StandIn:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.marks = {name: Watermarks(start=0, end=len(log)) for name, log in rig.log.items()}
+        self.silent: set[SourceName] = set()
         self.unread_since: int | None = None
         self.first_offset = 0
         self.more: dict[SourceName, dict[str, Any]] = {}
@@ -63,8 +65,8 @@ class StandIn:
     def topics(self, names: Iterable[str]) -> dict[str, Topic]:
         return {name: Topic(name=name, topic_id="a", partitions=2, replicas=1, leaderless=()) for name in names}
 
-    def watermarks(self, partitions: Sequence[SourceName]) -> dict[SourceName, Watermarks]:
-        return {name: self.marks[name] for name in partitions}
+    def watermarks(self, partitions: Sequence[SourceName], *, of_all: bool = True) -> dict[SourceName, Watermarks]:
+        return {name: self.marks[name] for name in partitions if of_all or name not in self.silent}
 
     def first_after(self, partitions: Sequence[SourceName], _: int) -> dict[SourceName, int | None]:
         """The first record that is not old; where nothing is, None."""
@@ -299,6 +301,26 @@ def test_a_corrupt_batch_below_the_committed_offset_holds_up_no_start(rig: Rig) 
     assert bench.pipeline.stop()
 
 
+def test_a_leader_that_is_lost_while_a_start_catches_up_holds_up_its_partition_alone(rig: Rig) -> None:
+    """It joins when it is read; all others are delivered."""
+    rig.produce(FAR_MS)
+    rig.committed[ORDERS] = (3, rig.committed[ORDERS][1])
+    bench = Bench(rig)
+
+    def catch_up(progress: Callable[[int, int], None]) -> None:
+        progress(0, 1)
+        assert not bench.store.is_caught_up()
+        bench.pipeline._context.identity.silent = frozenset({ORDERS, ("gone", 0)})
+        for _ in range(2):
+            progress(0, 1)
+        assert bench.store.is_caught_up() and bench.store.assignment.joining() == [ORDERS]
+
+    made = mock.Mock(**{"catch_up.side_effect": catch_up})
+    with mock.patch.object(module, "Ingest", return_value=made):
+        assert bench.start() == {ORDERS: 2, BILLS: 2}
+    assert bench.pipeline.stop()
+
+
 def test_a_start_that_is_cancelled_delivers_nothing(rig: Rig) -> None:
     """The assignment has changed while it caught up: the dispatcher is not started."""
     bench = Bench(rig)
@@ -312,6 +334,22 @@ def test_a_start_that_is_cancelled_delivers_nothing(rig: Rig) -> None:
         assert not bench.pipeline.start()
     assert not bench.dispatcher.resume.called
     assert not bench.ingest.start.called
+    assert bench.pipeline.stop()
+
+
+def test_a_rebuild_without_a_silent_partition_keeps_its_index(rig: Rig) -> None:
+    """The messages of that partition wait in it for their leader."""
+    rig.store.close()
+    bench = Bench(rig)
+    owned, bench.stand_in.silent = frozenset(rig.committed), {BILLS}
+    with pytest.raises(SilentLogs):
+        bench.pipeline.start()
+    for expected in (frozenset({ORDERS}), owned):
+        assert bench.pipeline.stop()
+        bench.pipeline = Pipeline(bench.pipeline._context, expected, member(owned))
+        assert bench.pipeline.start() and bench.store.next_offsets() == dict.fromkeys(expected, 2)
+        bench.stand_in.silent.clear()
+    assert bench.store.stats().pending == 4
     assert bench.pipeline.stop()
 
 

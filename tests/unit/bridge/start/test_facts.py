@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bridge.errors import EnvironmentFailure
-from bridge.start.facts import _committed_again, plan_start
-from bridge.start.first_commits import StartFacts, StartPlan, TopicFacts
+from bridge.kafka.admin import Topic, Watermarks
+from bridge.start.facts import _committed_again, gather, plan_start
+from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts
 from bridge.wire.committed_state import CommittedState
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.start.test_first_commits import PARAMETERS, state, topic
@@ -107,3 +110,38 @@ def test_states_that_are_taken_back_are_committed_for_what_is_owned() -> None:
     assert _committed_again(group, again) == group.commits == {("delay", 1): again["delay", 1]}  # type: ignore[arg-type]
     assert group.requests == [set(again), {("delay", 1)}]
     assert _committed_again(group, {}) == {}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("owned", "committed", "silent", "held"),
+    [
+        pytest.param({0}, {0, 1}, {1}, set(), id="another instance's"),
+        pytest.param({0, 1}, {0, 1}, {1}, {1}, id="one of two"),
+        pytest.param({0}, {0}, {1}, set(), id="a new one of another instance"),
+        pytest.param({0}, set(), {1}, {0}, id="first use, which commits for all"),
+    ],
+)
+def test_a_start_names_the_partitions_whose_logs_are_silent(
+    owned: set[int], committed: set[int], silent: set[int], held: set[int]
+) -> None:
+    """All others are planned."""
+    group: Any = Group(mine := {("d", partition) for partition in owned})
+    group.commits = {("d", partition): state(3, 2) for partition in committed}
+
+    def watermarks(names: Collection[SourceName], *, of_all: bool) -> dict[SourceName, Watermarks]:
+        assert not of_all
+        return {name: Watermarks(start=2, end=9, epoch=4) for name in names if name[1] not in silent}
+
+    topics = {"d": Topic(name="d", topic_id="id", partitions=2, replicas=1, leaderless=())}
+    cluster: Any = SimpleNamespace(topics=lambda _: topics, watermarks=watermarks)
+
+    def facts() -> StartFacts:
+        return gather(group, cluster, frozenset(mine), parameters={"d": PARAMETERS}, limits={})
+
+    if held:
+        with pytest.raises(SilentLogs) as raised:
+            facts()
+        assert raised.value.partitions == {("d", partition) for partition in held}
+    else:
+        plan = plan_start(group, frozenset(mine), facts, group.clock)
+        assert plan is not None and plan.log_marks == {("d", 0): Watermarks(start=2, end=9, epoch=4)}

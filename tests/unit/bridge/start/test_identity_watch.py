@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
 from structlog.testing import capture_logs
 
 from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
-from bridge.kafka.admin import Watermarks
+from bridge.kafka.admin import Topic, Watermarks
 from bridge.kafka.leader_epochs import Stretch
-from bridge.start.first_commits import StartFacts, TopicFacts, another_topic
+from bridge.start.first_commits import SilentLogs, StartFacts, TopicFacts, another_topic
 from bridge.start.identity import Looked
 from bridge.start.identity_watch import LOOK_S, IdentityWatch, LookResult
 from bridge.wire.committed_state import CommittedState, initial_state
@@ -37,6 +37,7 @@ class Scripted:
         """Where later leaders have begun to write, by epoch."""
         self.silent: set[SourceName] = set()
         """Their records cannot be read."""
+        self.leaderless: set[SourceName] = set()
         self.searches: list[set[SourceName]] = []
         self.expected = dict.fromkeys(OWNED, 60)
         state = initial_state(offset=60, topic_id="id a", partitions=2, parameters=PARAMETERS)
@@ -51,13 +52,20 @@ class Scripted:
 
     # the cluster
 
-    def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+    def topics(self, names: Iterable[str]) -> dict[str, Topic]:
         if not self.answers:
             raise EnvironmentFailure("no answer", hint="Wait.")
-        return {name: self.ids[name] for name in names if name in self.ids}
+        silent = {name: tuple(number for topic, number in self.leaderless if topic == name) for name in names}
+        return {
+            name: Topic(name=name, topic_id=self.ids[name], partitions=2, replicas=1, leaderless=silent[name])
+            for name in names
+            if name in self.ids
+        }
 
-    def watermarks(self, names: Sequence[SourceName]) -> dict[SourceName, Watermarks]:
-        return {name: self.marks[name] for name in names}
+    def watermarks(self, names: Sequence[SourceName], *, of_all: bool = True) -> dict[SourceName, Watermarks]:
+        if names and not of_all and self.silent.issuperset(names):
+            raise EnvironmentFailure("no answer", hint="Wait.")
+        return {name: self.marks[name] for name in names if of_all or name not in self.silent}
 
     def cuts(self, wanted: Mapping[SourceName, Stretch], _: Callable[[], None]) -> dict[SourceName, int | None]:
         self.searches += [set(wanted)] if wanted else []
@@ -223,6 +231,35 @@ def test_a_partition_that_comes_and_gets_no_answer_is_tried_again(site: Scripted
     assert site.watch.refuse(error, OWNED, {C}) and site.watch.without(OWNED) == {C}
     assert site.watch.counts() == {("a", "no-answer"): 2} and site.watch.without(OWNED - {C}) == frozenset()
     assert site.look() is LookResult.HELD and site.watch.without(OWNED) == OWNED, "it is tried again"
+
+
+@pytest.mark.fault("a delay partition without a leader that a process has never delivered")
+def test_a_silent_partition_is_held_until_its_leader_answers(site: Scripted) -> None:
+    """Each look tries again, even if this process has delivered nothing else, and releases the partition when its
+    leader answers."""
+    cluster: Any = site
+    site.watch, site.leaderless = IdentityWatch(site.clock), {A}
+
+    def look() -> LookResult:
+        site.clock.advance(int(LOOK_S * 1_000))
+        return site.watch.look(cluster, cluster)
+
+    assert site.watch.refuse(SilentLogs(frozenset({A})), OWNED) and site.watch.without(OWNED) == {B, C}
+    assert site.watch.without(frozenset({A})) == frozenset(), "the process waits"
+    assert look() is LookResult.NONE, "a rebuild for nothing would hold up the others"
+    site.leaderless, site.silent = set(), {A}
+    assert look() is LookResult.NONE and site.watch.counts() == {("a", "no-answer"): 1}
+    site.silent = set()
+    assert look() is LookResult.HELD and site.watch.without(OWNED) == OWNED
+
+
+def test_a_doubt_that_passes_keeps_the_process(site: Scripted) -> None:
+    """Beside one that does not."""
+    site.ids["b"] = "another"
+    assert site.look() is LookResult.HELD and site.watch.refuse(SilentLogs(frozenset({A})), {A, C})
+    assert site.watch.without(frozenset({A, C})) == frozenset()
+    with pytest.raises(StateError):
+        site.watch.without(frozenset({C}))
 
 
 def test_brokers_that_do_not_answer_change_nothing(site: Scripted) -> None:
@@ -436,6 +473,16 @@ def test_what_is_below_the_committed_offset_was_read_though_it_is_read_again(sit
     site.watch = IdentityWatch(site.clock)
     assert site.watch.look(cluster, cluster, site.store, {"a": "id a"}, looked) is LookResult.HELD
     assert "15 from offset 45" in site.watch.alarms()[0]
+
+
+def test_a_partition_that_loses_its_leader_below_its_committed_offset_is_silent(site: Scripted) -> None:
+    """A start does not wait for it. With no answer at all nothing is told of single partitions."""
+    marks, cluster = Watermarks(start=0, end=60, epoch=1), cast(Any, site)
+    for answers, silent in (({B, C}, {A}), (set(), set()), ({A, B}, set())):
+        looked = {name: Looked(expected=50, marks=marks if name in answers else None, committed=60) for name in (A, B)}
+        looked[C] = Looked(expected=60, marks=marks if C in answers else None, committed=60)
+        assert site.watch.look(cluster, cluster, site.store, {"a": "id a"}, looked) is LookResult.NONE
+        assert site.watch.silent == silent
 
 
 def test_a_topic_that_is_not_there_when_a_partition_comes_is_waited_for(site: Scripted) -> None:
