@@ -9,8 +9,10 @@ Each file is a JSON object with a version (absent: 1).
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,7 +23,7 @@ from timerstore.disk import files
 from timerstore.errors import TimerStoreError
 
 VERSION: Final = 1
-BYTES_MAX: Final = 16 << 20
+BYTES_MAX: Final = 64 << 20
 DAMAGE: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 T = TypeVar("T")
@@ -30,7 +32,7 @@ log = structlog.get_logger("bridge.json_file")
 
 
 class JsonFile:
-    """A JSON file as in the module docstring. One writer at a time."""
+    """A JSON file as in the module docstring. One writer at a time, or each within `changing`."""
 
     def __init__(self, directory: Path, name: str, without: str) -> None:
         """`without` describes the effect of going on without the file, for the operator's hint."""
@@ -41,9 +43,10 @@ class JsonFile:
         """The result of `decode`; None without a file. Raises EnvironmentFailure: DB-3061 for a damaged file, DB-3063
         for a file of another version, or an error of the volume."""
         try:
-            text = self.path.read_bytes()
+            with self.path.open("rb") as file:
+                text = file.read(BYTES_MAX + 1)
             if len(text) > BYTES_MAX:
-                raise ValueError(f"{len(text)} bytes")
+                raise ValueError(f"more than {BYTES_MAX} bytes")
             value = json.loads(text)
             version = value.get("version", VERSION)
             if version == VERSION:
@@ -93,6 +96,21 @@ class JsonFile:
             files.publish(self.path)
         except (OSError, ValueError, TimerStoreError) as error:
             raise self._unwritten(str(error)) from None
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """For a read and the write that follows it: no other thread or process changes the file meanwhile. Raises
+        EnvironmentFailure at once where one does, since it may have been stopped."""
+        try:
+            lock = self.path.with_suffix(".lock").open("a")
+        except OSError as error:
+            raise self._unwritten(str(error)) from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise self._unwritten(f"something else changes it now, repeat the command: {error}") from None
+            yield
 
     def _unwritten(self, reason: str) -> EnvironmentFailure:
         return EnvironmentFailure(

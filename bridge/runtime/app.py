@@ -279,7 +279,7 @@ class Application:
             targets=targets,
             membership=ownership.membership,
             read_committed=ownership.read_committed_states,
-            doubts=wiring.make_doubts(settings, cluster, self._clock, self._metrics),
+            doubts=wiring.make_doubts(settings, cluster, self._clock, self._metrics, self._hearts),
             clock=self._clock,
             metrics=self._metrics,
             on_fatal=self.on_fatal,

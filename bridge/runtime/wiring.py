@@ -16,7 +16,7 @@ from bridge.api.source import NotOwnedError, Order, Source
 from bridge.dead_letters.reading import make_consumer
 from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.doubt.doubt_file import DoubtFile
-from bridge.delivery.doubt.doubts import Doubts
+from bridge.delivery.doubt.doubts import Doubts, look_up_in_thread
 from bridge.delivery.doubt.look_up import LookUp
 from bridge.delivery.doubt.torn_states import TornStates
 from bridge.delivery.plan.backoff import RetryPolicy
@@ -175,7 +175,7 @@ def make_writer(
     return TransactionalWriter(properties, clock, budgets=settings.budgets, repair=repair, on_incident=on_incident)
 
 
-def make_doubts(settings: Settings, cluster: Cluster, clock: Clock, metrics: Metrics) -> Doubts:
+def make_doubts(settings: Settings, cluster: Cluster, clock: Clock, metrics: Metrics, hearts: Heartbeats) -> Doubts:
     """The look-up of transactions that ended unasked."""
     return Doubts(
         read=LookUp(cluster, partial(make_consumer, settings), clock),
@@ -185,6 +185,7 @@ def make_doubts(settings: Settings, cluster: Cluster, clock: Clock, metrics: Met
         torn=TornStates(settings.store.directory),
         clock=clock,
         metrics=metrics,
+        run=partial(look_up_in_thread, hearts),
     )
 
 

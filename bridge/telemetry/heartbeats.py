@@ -14,7 +14,8 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
@@ -83,6 +84,18 @@ class Heartbeats:
             heart.last = (self._clock.monotonic_s(), within_s or budget_s)
 
         return beat
+
+    @contextmanager
+    def watching(self, thread: str, budget_s: float) -> Iterator[Beat]:
+        """As `watch`, for a thread that ends, as long as this is entered."""
+        beat = self.watch(thread, budget_s)
+        heart = self._hearts[thread]
+        beat()
+        try:
+            yield beat
+        finally:
+            if self._hearts.get(thread) is heart:
+                self.forget(thread)
 
     def forget(self, *threads: str) -> None:
         """Stop watching threads that have ended, or are about to end."""

@@ -32,6 +32,7 @@ from bridge.settings.model import Settings
 from bridge.start.facts import gather as gather_facts
 from bridge.start.facts import plan_start
 from bridge.telemetry.counts import Counts
+from bridge.telemetry.heartbeats import Heartbeats
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeParameters
@@ -209,7 +210,9 @@ class Rig:
             targets=self.targets,
             membership=self.ownership.membership,
             read_committed=self.ownership.read_committed_states,
-            doubts=wiring.make_doubts(self.settings, Cluster(self.settings), self.clock, cast(Metrics, self.tally)),
+            doubts=wiring.make_doubts(
+                self.settings, Cluster(self.settings), self.clock, cast(Metrics, self.tally), Heartbeats(self.clock)
+            ),
             clock=self.clock,
             metrics=cast(Metrics, self.tally),
             on_fatal=self.fatal.append,

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -41,6 +42,7 @@ from bridge.kafka.calls import Call
 from bridge.kafka.errors import MEANINGS, Fault, Refusal
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import TimeBudgets
+from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire import headers as h
 from bridge.wire.committed_state import CommittedState, decode_metadata, initial_state
@@ -155,14 +157,11 @@ class Chosen(dict[tuple[SourceName, int], str]):
 
     failure: EnvironmentFailure | None = None
 
-    def all(self) -> Mapping[tuple[SourceName, int], str]:
-        return dict(self)
-
-    def remove(self, places: Collection[tuple[SourceName, int]]) -> None:
-        if self.failure is not None:
+    def take(self, names: Collection[SourceName]) -> Mapping[tuple[SourceName, int], str]:
+        places = [place for place in self if place[0] in names]
+        if places and self.failure is not None:
             raise self.failure
-        for place in places:
-            del self[place]
+        return {place: self.pop(place) for place in places}
 
 
 IDENTITY = Identity(cluster_id="cluster", topic_ids={DELAY: "a"})
@@ -322,7 +321,7 @@ class DispatchRig:
             torn=TornStates(self.directory),
             clock=self.clock,
             metrics=cast(Metrics, self.tally),
-            run=lambda look_up: look_up() if self.looks_up else self.searches.append(look_up),
+            run=self._run_look_up,
         )
         self.dispatcher = Dispatcher(
             writer=self.writer,
@@ -341,6 +340,12 @@ class DispatchRig:
         self.dispatcher._life.pause = self.wait  # type: ignore[method-assign]
         self._refreshed_s = self.clock.monotonic_s()
         self.open_store()
+
+    def _run_look_up(self, look_up: Callable[[Beat], None]) -> None:
+        if self.looks_up:
+            look_up(unwatched)
+        else:
+            self.searches.append(partial(look_up, unwatched))
 
     def open_store(self, states: Mapping[SourceName, CommittedState] | None = None) -> None:
         """Another store, for the partitions that are ours now (on these states: None: Kafka's); the dispatcher goes

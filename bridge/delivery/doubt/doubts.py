@@ -3,7 +3,8 @@
     1 note        rows, and the topics they were sent to, in memory and in a file (doubt_file.py); the rows go back. The
                   states that the transaction may have committed, in another file (torn_states.py)
     2 hold        the partitions of these rows; all others are delivered
-    3 look up     the topics are read in a thread (search.py), once the transaction's id has a new epoch
+    3 look up     the topics are read in a thread (search.py), once the transaction's id has a new epoch: one look-up at
+                  a time, which goes on for the partitions that stay while others come and go
     4 release     a partition whose topics are all read: a row whose record is there is finished without another one,
                   the others are delivered
     5 forget      rows that a committed state covers
@@ -35,6 +36,7 @@ from bridge.delivery.doubt.records import Planned, Row
 from bridge.delivery.doubt.search import Read, Search, place_of
 from bridge.delivery.doubt.torn_states import TornStates
 from bridge.errors import EnvironmentFailure
+from bridge.telemetry.heartbeats import CALLS_S, Beat, Heartbeats
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
@@ -55,9 +57,7 @@ log = structlog.get_logger("bridge.delivery.doubt")
 class Choice(Protocol):
     """An operator's choices, by place; as `Choices`."""
 
-    def all(self) -> Mapping[tuple[SourceName, int], str]: ...
-
-    def remove(self, places: Collection[tuple[SourceName, int]]) -> None: ...
+    def take(self, names: Collection[SourceName]) -> Mapping[tuple[SourceName, int], str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Doubts:
         torn: TornStates,
         clock: Clock,
         metrics: Metrics,
-        run: Callable[[Callable[[], None]], None] | None = None,
+        run: Callable[[Callable[[Beat], None]], None],
     ) -> None:
         """`run` runs a look-up beside delivery."""
         self._read = read
@@ -94,7 +94,7 @@ class Doubts:
         self.torn = torn
         self._clock = clock
         self._metrics = metrics
-        self._run = run or _in_thread
+        self._run = run
         self.written: dict[int, Part] = {}
         """What rows have in Kafka, by packed (source, offset); the same object always."""
         self._doubts: dict[SourceName, Doubt] = {}
@@ -113,10 +113,10 @@ class Doubts:
         is looked up. Before it they had these `states`."""
         self.torn.note(states, output.after)
         new = _new_doubts(output, states, sources, self._letter_topics)
+        self._take_choices(new)  # earlier ones are not about this
         both = {name: self._doubts[name].joined(each) if name in self._doubts else each for name, each in new.items()}
         self._change({**self._doubts, **both}, sources)
-        self._look_up_anew()
-        self._take_choices()  # earlier ones are not about this
+        self._look_up_anew(new)
         return frozenset(new)
 
     # -- other partitions, other states
@@ -135,8 +135,7 @@ class Doubts:
         self._here |= states.keys()
         self.torn.forget(states)
         self._change(self._under(states), sources)
-        if self.held() & states.keys():
-            self._look_up_anew()
+        self._look_up_anew(self.held() & states.keys())
 
     def go(self, names: Collection[SourceName], sources: Sources) -> None:
         """These are another instance's, or left out: their doubts stay until they come back."""
@@ -180,9 +179,12 @@ class Doubts:
         if is_new:
             self._keep()
 
-    def _look_up_anew(self) -> None:
-        self.close()
-        self._search, self._searches, self._search_s = None, 0, 0.0
+    def _look_up_anew(self, names: Collection[SourceName]) -> None:
+        """Of these partitions, of which more may have been written since the begin of a look-up."""
+        if self._search is not None and not self._search.leave(names):
+            self._search = None
+        if names:
+            self._searches, self._search_s = 0, 0.0
 
     def _keep(self) -> None:
         try:
@@ -220,14 +222,17 @@ class Doubts:
 
     def look(self, sources: Sources) -> bool:
         """Look up, and follow an operator's choices; whether a partition is held no longer."""
+        now_s = self._clock.monotonic_s()
+        is_time = now_s - self._look_s >= LOOK_S
+        if is_time:
+            self._look_s = now_s
+            self.torn.keep()
+            if not self._is_kept:
+                self._keep()
         if self._doubts:
             self._follow_search(sources)
-            now_s = self._clock.monotonic_s()
-            if now_s - self._look_s >= LOOK_S:
-                self._look_s = now_s
+            if is_time:
                 self._follow_choices(sources)
-                if not self._is_kept:
-                    self._keep()
             if self.held() and self._search is None and now_s >= self._search_s:
                 self._search = Search(self._read, {n: self._doubts[n] for n in self.held()}, self._letter_topics)
                 self._run(self._search.run)
@@ -238,10 +243,10 @@ class Doubts:
         search = self._search
         if search is None:
             return
-        is_done, doubts = search.is_done, self._doubts  # in this order
+        is_done, doubts = search.is_done, dict(self._doubts)  # in this order
         names = [name for name in search.names if name in doubts and doubts[name].unread]
         for place, reason, seen in search.told():
-            doubts = {name: each.found(seen.get(name, {})) for name, each in doubts.items()}
+            doubts |= {name: doubts[name].found(seen.get(name, {})) for name in search.names & doubts.keys()}
             for name in names:
                 for topic in [topic for topic in doubts[name].unread if place_of(name, topic) == place]:
                     if reason:
@@ -256,7 +261,8 @@ class Doubts:
             log.warning("messages-looked-up", place=_place(name, doubts[name]), rows=rows, found=found)
         if is_done:
             self._search, self._searches = None, self._searches + 1
-            self._search_s = self._clock.monotonic_s() + AGAIN_S[min(self._searches, len(AGAIN_S)) - 1]
+            if self.held() <= search.names:  # others have waited for the end of this look-up
+                self._search_s = self._clock.monotonic_s() + AGAIN_S[min(self._searches, len(AGAIN_S)) - 1]
         if is_done or read:
             self._change(doubts, sources)
         self._doubts = doubts
@@ -269,7 +275,7 @@ class Doubts:
 
     def _follow_choices(self, sources: Sources) -> None:
         open_ = {(name, each.offset): name for name, each in self._doubts.items() if each.unread}
-        chosen = self._take_choices() if open_ else {}
+        chosen = self._take_choices(open_.values()) if open_ else {}
         doubts = dict(self._doubts)
         for place in chosen.keys() & open_.keys():
             held = doubts[place[0]]
@@ -279,16 +285,13 @@ class Doubts:
         if chosen:
             self._change(doubts, sources)
 
-    def _take_choices(self) -> Mapping[tuple[SourceName, int], str]:
-        """All that are chosen, or none where they cannot be removed: each is followed once."""
+    def _take_choices(self, names: Collection[SourceName]) -> Mapping[tuple[SourceName, int], str]:
+        """All choices for these partitions, or none where they cannot be removed: each is followed once."""
         try:
-            chosen = self._choices.all()
-            if chosen:
-                self._choices.remove(chosen)
+            return self._choices.take(names)
         except EnvironmentFailure as failure:
             log.warning("choices-not-read", code=failure.code, reason=str(failure))
             return {}
-        return chosen
 
 
 def _new_doubts(
@@ -330,5 +333,11 @@ def _place(name: SourceName, doubt: Doubt) -> str:
     return f"{name[0]}/{name[1]}/{doubt.offset}"
 
 
-def _in_thread(run: Callable[[], None]) -> None:
+def look_up_in_thread(hearts: Heartbeats, look_up: Callable[[Beat], None]) -> None:
+    """Beside delivery."""
+
+    def run() -> None:
+        with hearts.watching("look-up", CALLS_S) as beat:
+            look_up(beat)
+
     threading.Thread(target=run, name="look-up", daemon=True).start()

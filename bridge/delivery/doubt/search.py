@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from bridge.delivery.doubt.doubt_file import Doubt
 from bridge.delivery.doubt.look_up import WHOLE, Place
 from bridge.delivery.doubt.records import See, Seen, Wanted
+from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.rows.sources import SourceName
 
 Read = Callable[[Mapping[Place, int], See, Callable[[], bool]], Iterator[tuple[Place, str]]]
@@ -19,8 +20,8 @@ class Search:
     """See the module. Its findings are facts, whoever owns the partitions by then."""
 
     def __init__(self, read: Read, doubts: Mapping[SourceName, Doubt], letter_topics: Collection[str]) -> None:
-        self.names = frozenset(doubts)
-        """The partitions whose rows are looked for."""
+        self.names = set(doubts)
+        """The partitions whose rows are looked for, and that wait for it."""
         self._read = read
         self._wanted = Wanted({name: doubt.rows for name, doubt in doubts.items()}, letter_topics)
         self._since = _since(doubts)
@@ -28,17 +29,29 @@ class Search:
         self._told: queue.SimpleQueue[tuple[Place, str, Seen]] = queue.SimpleQueue()
         self._is_done = threading.Event()
 
-    def run(self) -> None:
+    def run(self, beat: Beat = unwatched) -> None:
         """Until all is read, or cannot be read, or `end`."""
         left = dict.fromkeys(self._since)
+
+        def is_over() -> bool:
+            beat()
+            return self._is_over.is_set()
+
         try:
-            for place, reason in self._read(self._since, self._wanted.see, self._is_over.is_set):
+            for place, reason in self._read(self._since, self._wanted.see, is_over):
                 self._told.put((place, reason, self._wanted.take()))
                 left.pop(place, None)
         except Exception as error:  # noqa: BLE001 - it is the reason why these are not read, and they are tried again
             for place in left:
                 self._told.put((place, str(error) or repr(error), {}))
         self._is_done.set()
+
+    def leave(self, names: Collection[SourceName]) -> bool:
+        """These do not wait for it any more. Returns whether others do; else it ends."""
+        self.names.difference_update(names)
+        if not self.names:
+            self.end()
+        return bool(self.names)
 
     def end(self) -> None:
         """Nobody waits for it any more: it ends as soon as it can."""

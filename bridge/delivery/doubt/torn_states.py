@@ -41,6 +41,7 @@ class TornStates:
         self._lock = threading.Lock()
         self._states: Mapping[SourceName, tuple[Told, Told]] | None = None
         """Those before and after it; None: not read yet."""
+        self._is_kept = True
 
     def note(self, before: States, after: States) -> None:
         """A transaction ended unasked: Kafka may hold the states `after` it. Until `forget` no other one has output."""
@@ -48,7 +49,7 @@ class TornStates:
         with self._lock:
             known = self._known()
             if new.keys() - known.keys():
-                self._keep({**new, **known})
+                self._change({**new, **known})
 
     def forget(self, names: Collection[SourceName]) -> None:
         """Other states of these are in Kafka, or they are another instance's. Raises EnvironmentFailure for a file that
@@ -56,7 +57,7 @@ class TornStates:
         with self._lock:
             known = self._known()
             if not known.keys().isdisjoint(names):
-                self._keep({name: states for name, states in known.items() if name not in names})
+                self._change({name: states for name, states in known.items() if name not in names})
 
     def taken_back(self, found: Mapping[SourceName, CommittedState | None]) -> dict[SourceName, CommittedState]:
         """The states to be committed in place of those that were `found` in Kafka. Raises as `forget`."""
@@ -73,12 +74,21 @@ class TornStates:
             self._states = self._file.read(lambda found: dict(map(_decoded, found["states"]))) or {}
         return self._states
 
-    def _keep(self, states: Mapping[SourceName, tuple[Told, Told]]) -> None:
-        self._states = states
+    def keep(self) -> None:
+        """Repeat a write that has failed."""
+        with self._lock:
+            if not self._is_kept:
+                self._change(self._known())
+
+    def _change(self, states: Mapping[SourceName, tuple[Told, Told]]) -> None:
+        self._states, was_kept = states, self._is_kept
         try:
             self._file.write({"states": [[name, *each] for name, each in states.items()]})
+            self._is_kept = True
         except EnvironmentFailure as failure:
-            log.error("states-not-written", code=failure.code, reason=str(failure))
+            self._is_kept = False
+            if was_kept:
+                log.error("states-not-written", code=failure.code, reason=str(failure))
 
 
 def _told(state: CommittedState) -> Told:

@@ -33,16 +33,23 @@ class Choices:
 
     def add(self, name: SourceName, offset: int, word: str) -> bool:
         """Choose that there; whether it is new. Raises EnvironmentFailure where nothing was written."""
-        found = dict(self.all())
-        if found.pop((name, offset), None) == word:
-            return False
-        self._write({**found, (name, offset): word})
+        with self._file.changing():
+            found = dict(self.all())
+            if found.pop((name, offset), None) == word:
+                return False
+            self._write({**found, (name, offset): word})
         return True
 
-    def remove(self, places: Collection[Place]) -> None:
-        """They have been followed: the same places may be in question once more. Raises EnvironmentFailure, and all are
-        chosen still."""
-        self._write({place: word for place, word in self.all().items() if place not in places})
+    def take(self, names: Collection[SourceName]) -> Mapping[Place, str]:
+        """The choices for these partitions, which are removed: each is followed once, as the same place may be in
+        question once more. Raises EnvironmentFailure, and nothing is removed."""
+        if all(name not in names for name, _ in self.all()):
+            return {}
+        with self._file.changing():
+            found = self.all()
+            taken = {place: word for place, word in found.items() if place[0] in names}
+            self._write({place: word for place, word in found.items() if place not in taken})
+        return taken
 
     def _write(self, choices: Mapping[Place, str]) -> None:
         texts: dict[str, list[str]] = {}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from bridge.commands import cli
 from bridge.delivery.doubt.doubt_file import DoubtFile
+from bridge.errors import EnvironmentFailure
 from bridge.ingest.batches.choices import ABORTED, BATCHES, COMMITTED, ENDS, SKIPPED, Choices
+from bridge.json_file import JsonFile
 from tests.unit.bridge.delivery.doubt.entries import doubt
 
 NAME, OFFSET = ("delay", 3), 1234
@@ -42,8 +45,26 @@ def test_a_choice_is_in_the_file_that_the_bridge_looks_at(
     assert said in result.output and result.exit_code == 0, result.output
     choices = Choices(config.parent, file)
     assert choices.all() == {(NAME, OFFSET): word}
-    choices.remove([(NAME, OFFSET)])
+    assert choices.take([("delay", 2)]) == {} and choices.take([NAME]) == {(NAME, OFFSET): word}
     assert not choices.all()
+
+
+@pytest.mark.fault("an operator's choice while the bridge takes an earlier one")
+def test_no_choice_is_lost_between_two_writers(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two writers is refused at once, and repeats the command; it waits for nobody."""
+    choices, write, other = Choices(config.parent, ENDS), JsonFile.write, ("delay", 4)
+    choices.add(NAME, OFFSET, ABORTED)
+
+    def interrupted(file: JsonFile, value: dict[str, Any]) -> None:
+        monkeypatch.setattr(JsonFile, "write", write)
+        with pytest.raises(EnvironmentFailure) as raised:
+            Choices(config.parent, ENDS).add(other, 7, COMMITTED)
+        assert raised.value.code == "DB-3062"
+        write(file, value)
+
+    monkeypatch.setattr(JsonFile, "write", interrupted)
+    assert choices.take([NAME]) == {(NAME, OFFSET): ABORTED} and not choices.all()
+    assert choices.add(other, 7, COMMITTED) and choices.all() == {(other, 7): COMMITTED}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import pytest
 
 from bridge.api.listener import Listener as ApiListener
 from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.doubt.doubts import look_up_in_thread
 from bridge.delivery.resuming import Resuming
 from bridge.delivery.states import AT_REST, Event
 from bridge.delivery.targets.cache import Targets
@@ -40,7 +41,7 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.start.identity_watch import LookResult
 from bridge.telemetry.health import Health, LongWork
-from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats, Repeating
+from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Beat, Heartbeats, Repeating
 from bridge.telemetry.http import ManagementServer, Protection
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from dev.harness.waiting import wait_until
@@ -164,6 +165,10 @@ def test_a_heart_of_the_same_name_takes_the_place_of_the_old_one(bench: Bench) -
     bench.clock.advance(11_000)
     old()
     assert bench.hearts.problems() == ["thread ingest has stood still for 11 s"]
+    with bench.hearts.watching("ingest", 10):
+        new = bench.hearts.watch("ingest", 10)
+        new()
+    assert bench.hearts.ages() == {"ingest": (0.0, 10)}, "the end of one is not that of the next"
 
 
 # --- the threads -----------------------------------------------------------------------------------------------------
@@ -512,6 +517,22 @@ def resuming(bench: Bench, _: Path) -> Iterator[Case]:
         yield Case(bench)
 
 
+@contextmanager
+def look_up(bench: Bench, _: Path) -> Iterator[Case]:
+    """Reads a topic of messages in doubt."""
+    ended = threading.Event()
+
+    def look(beat: Beat) -> None:
+        while not ended.wait(LOOK_SOON_S):
+            beat()
+            bench.gate()
+
+    look_up_in_thread(bench.hearts, look)
+    yield Case(bench)
+    ended.set()
+    wait_until(lambda: "look-up" not in bench.hearts.ages(), SEEN_S, "it has ended")
+
+
 CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Case]]], ...]] = (
     ("main", main),
     ("ownership", group_member),
@@ -525,6 +546,7 @@ CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Cas
     ("api", api),
     ("credentials", credentials),
     ("resuming", resuming),
+    ("look-up", look_up),
 )
 
 
@@ -554,7 +576,7 @@ def test_a_thread_that_stands_still_is_seen_and_one_that_waits_is_not(
 def test_every_thread_that_is_watched_is_among_them() -> None:
     """Whoever adds a thread adds a way of stopping it."""
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "bridge").glob("**/*.py")]
-    watched = {name for source in sources for name in re.findall(r'hearts\.watch\(\s*"([\w-]+)"', source)}
+    watched = {name for source in sources for name in re.findall(r'hearts\.watch(?:ing)?\(\s*"([\w-]+)"', source)}
     watched |= {
         getattr(pipeline, name) for source in sources for name in re.findall(r"hearts\.watch\(([A-Z]+)", source)
     }

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bridge.delivery.doubt.doubt_file import DoubtFile
+from bridge.delivery.doubt.doubt_file import FILE, DoubtFile
 from bridge.delivery.doubt.findings import Part
+from bridge.errors import EnvironmentFailure
+from bridge.json_file import BYTES_MAX
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from tests.unit.bridge.delivery.doubt.entries import doubt
 
 NAME = ("delay", 0)
+TRANSACTION_ROWS_MAX = 1_000_000
+"""Of `delivery.transaction_rows`."""
 EPOCH = DecodeEpoch(
     offset=0, parameters=DecodeParameters(max_delay_ms=10**9, roll_window_ms=20_000, has_default_target=False)
 )
@@ -85,6 +91,27 @@ def test_two_transactions_that_ended_unasked_are_one_doubt() -> None:
     assert (both.began_ms, both.since, both.last) == (900, 5, (1_000, *NAME, 9))
     assert both.rows == {**ROWS, **later.rows} and both.written == DOUBT.written
     assert both.unread == {"orders": (6,), "delay": (8,), "bills": (8, 9)}
+
+
+@pytest.mark.fault("more messages in doubt than a file has room for")
+def test_the_file_has_room_for_the_largest_transaction(tmp_path: Path) -> None:
+    """The file has room for a million rows with any numbers of a producer, and for an eighth more."""
+    choose, count = random.Random(7), 10_000
+    offsets = sorted(choose.sample(range(10**11, 10**11 + 10**8), count))
+    rows = {offset: (choose.randrange(10**11), choose.randrange(1 << 31), choose.random() < 0.5) for offset in offsets}
+    written = {offset: Part(choose.choice((1, 3))) for offset in offsets}
+    unread = {"orders": tuple(offsets), "delay": tuple(offsets)}
+    DoubtFile(tmp_path).write({NAME: doubt(rows, unread=unread, written=written)})
+    assert (tmp_path / FILE).stat().st_size / count * 1.125 * TRANSACTION_ROWS_MAX < BYTES_MAX
+
+
+@pytest.mark.parametrize("text", ["", "AAAA", "eJw=", [{}]])
+def test_a_damaged_text_is_told(tmp_path: Path, text: object) -> None:
+    """Text that does not unpack is damage like any other."""
+    (tmp_path / FILE).write_text(json.dumps({"version": 1, "doubts": text}))
+    with pytest.raises(EnvironmentFailure) as raised:
+        DoubtFile(tmp_path).read()
+    assert raised.value.code == "DB-3061"
 
 
 def test_the_file_tells_all_of_it(tmp_path: Path) -> None:
