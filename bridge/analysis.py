@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bridge.commands.api_client import ApiClient
-from bridge.commands.export import batches
+from bridge.commands.export import export_batches
 from bridge.errors import ConfigurationError
 from bridge.settings.model import HttpSettings
 
@@ -82,6 +82,6 @@ class PendingReader(DataSourceReader):
         api = ApiClient(http, self._options["url"], float(self._options.get("timeout", TIMEOUT_S)))
         filters: list[tuple[str, str]] = [(name, self._options[name]) for name in FILTERS[:-1] if name in self._options]
         filters += [("state", state.strip()) for state in self._options.get("state", "").split(",") if state.strip()]
-        for batch in batches(api, filters):
+        for batch in export_batches(api, filters):
             if batch.num_rows:
                 yield batch

@@ -17,18 +17,19 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridge import __version__
-from bridge.api import export, files, models, schedules
-from bridge.api.actions import messages as messages_actions
-from bridge.api.actions import targets as target_actions
-from bridge.api.dead_letters import routes as letters
+from bridge.api import export, files, models
+from bridge.api.actions.messages import add_message_actions
+from bridge.api.actions.targets import add_target_actions
 from bridge.api.dead_letters.models import LetterFilters, LetterPageFilters
+from bridge.api.dead_letters.routes import add_dead_letters
 from bridge.api.guard import ACTION, Guard
 from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.peers.client import Peers
 from bridge.api.peers.fan_out import FanOut
 from bridge.api.problems import Problem, not_ready
 from bridge.api.routing import NOT_FOUND, PLACE, PREFIX, REFUSALS, Asked, Place, checked
-from bridge.api.source import Overview, Pauses, PendingMessages, Source
+from bridge.api.schedules import add_schedules
+from bridge.api.source import Overview, PauseControl, PendingMessages, Source
 from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
@@ -87,10 +88,10 @@ def application(
     Every path also exists below `base_path`.
     """
     others = Peers(peers, instance, protection)
-    app = routes(Asked(source, others, show_payloads=show_payloads, is_writable=is_writable), protection)
+    app = unguarded_application(Asked(source, others, show_payloads=show_payloads, is_writable=is_writable), protection)
     if base_path:
         app.servers = [{"url": base_path}]
-    app.router.routes.extend(files.routes(base_path))
+    app.router.routes.extend(files.page_routes(base_path))
     guard = Guard(FanOut(app, others), protection, names, is_writable=is_writable, logins=logins)
     return _below(base_path, guard) if base_path else guard
 
@@ -130,7 +131,7 @@ class _Api(FastAPI):
         return self.openapi_schema or {}
 
 
-def routes(asked: Asked, protection: Protection) -> FastAPI:
+def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
     """The API without its guard."""
     source, exports = asked.source, export.Exports()
     app = _Api(
@@ -216,8 +217,8 @@ def routes(asked: Asked, protection: Protection) -> FastAPI:
         unused = [TargetReport(name=name, partitions=0) for name in sorted(pauses.names() - used.keys())]
         return models.TargetStates(targets=[_target(report, pauses) for report in (*unused, *used.values())])
 
-    for part in (messages_actions, target_actions, letters, schedules):
-        part.add(app, asked)
+    for add in (add_message_actions, add_target_actions, add_dead_letters, add_schedules):
+        add(app, asked)
     for kind in (Problem, RequestValidationError, HTTPException, TimerStoreError, Exception):
         app.add_exception_handler(kind, _answer)
     return app
@@ -265,7 +266,7 @@ def _problem(request: Request, error: Exception) -> Problem:
     return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "This is a bug of the bridge: its log has the details.")
 
 
-def _target(report: TargetReport, pauses: Pauses) -> models.TargetState:
+def _target(report: TargetReport, pauses: PauseControl) -> models.TargetState:
     pause = report.pause
     paused = (
         {}

@@ -19,20 +19,20 @@ PARTITION_MAX: Final = 2**31 - 1
 _FOREIGN: Final = "invalid cursor: pass the previous page's `next` unchanged."
 
 
-def encode(position: NamedPosition) -> str:
+def encode_position(position: NamedPosition) -> str:
     """The cursor behind a position."""
     return _packed(position)
 
 
-def read(text: str) -> NamedPosition:
+def read_position(text: str) -> NamedPosition:
     """The position of a parameter `cursor`. Raises ValueError with advice for the client."""
     try:
-        return decode(text)
+        return decode_position(text)
     except ValueError:
         raise ValueError(_FOREIGN) from None
 
 
-def decode(text: str) -> NamedPosition:
+def decode_position(text: str) -> NamedPosition:
     """The position of a cursor. Raises ValueError unless `encode` has made it."""
     match fields := _unpacked(text):
         case [int(at_ms), str(topic), int(partition), int(offset)] if (

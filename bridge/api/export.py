@@ -25,7 +25,7 @@ from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.peers.client import THIS, Peers, Reply
 from bridge.api.peers.export import Everywhere
 from bridge.api.problems import Problem
-from bridge.api.source import Export
+from bridge.api.source import BatchStream
 from timerstore.errors import TimerStoreError
 from timerstore.operations.export import EMPTY, SCHEMA
 
@@ -53,13 +53,15 @@ class Exports:
         self.workers = Workers()
         self.under_way = 0
 
-    def answer(self, begin: Callable[[], Export] | None, others: Peers | None = None, target: str = "") -> ArrowStream:
+    def answer(
+        self, begin: Callable[[], BatchStream] | None, others: Peers | None = None, target: str = ""
+    ) -> ArrowStream:
         """The response with an export. It begins when the response is sent: here, if `begin` is given, and at the
         `others`, with a request for `target`."""
         return _Answer(self, lambda: self._begun(begin, others, target))
 
-    async def _begun(self, begin: Callable[[], Export] | None, others: Peers | None, target: str) -> _Stream:
-        async def here() -> Export | None:
+    async def _begun(self, begin: Callable[[], BatchStream] | None, others: Peers | None, target: str) -> _Stream:
+        async def here() -> BatchStream | None:
             return None if begin is None else await self.workers.run(begin)
 
         export, replies = await asyncio.gather(here(), others.open(target) if others is not None else _nobody())
@@ -115,7 +117,7 @@ class _Answer(ArrowStream):
 class _Stream:
     """An export as chunks of bytes. `close` may be called while another thread is in `next`, and does not wait."""
 
-    def __init__(self, export: Export, silent: Sequence[str]) -> None:
+    def __init__(self, export: BatchStream, silent: Sequence[str]) -> None:
         self._export, self._silent = export, silent
         self._sink = io.BytesIO()
         self._writer: pa.RecordBatchStreamWriter | None = pa.ipc.new_stream(self._sink, SCHEMA)

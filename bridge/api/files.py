@@ -44,7 +44,7 @@ def contents() -> Iterator[tuple[str, Traversable]]:
         yield from ((prefix + file.name, file) for file in folder.iterdir() if file.is_file())
 
 
-def routes(base_path: str = "") -> Sequence[Route]:
+def page_routes(base_path: str = "") -> Sequence[Route]:
     """The routes of the page, for GET and HEAD. `base_path` is the path of the page in browsers."""
     bodies = {name: file.read_bytes() for name, file in contents()}
     for attribute in (b'href="', b'src="'):

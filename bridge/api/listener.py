@@ -19,7 +19,7 @@ from bridge.api.source import Source
 from bridge.errors import EnvironmentFailure
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.http import Protection
-from bridge.telemetry.listening import hint_for, listening, reason_of, shown
+from bridge.telemetry.listening import failure_reason, hint_for, host_and_port, listening
 from bridge.telemetry.logins import Logins
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Listener:
             self._socket = listening(host, port)
         except OSError as error:
             raise EnvironmentFailure(
-                f"cannot listen on {shown(host, port)}: {reason_of(error)}",
+                f"cannot listen on {host_and_port(host, port)}: {failure_reason(error)}",
                 hint=hint_for(error, "http.api_port"),
                 code="DB-3035",
             ) from None

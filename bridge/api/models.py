@@ -70,16 +70,16 @@ class Filters(BaseModel):
             raise ValueError("key and key_base64 are both given: give one of them.")
         key = None if self.key is None else self.key.encode()
         if self.key_base64 is not None:
-            key = parsed("key_base64", _base64, self.key_base64)
+            key = parsed_parameter("key_base64", _base64, self.key_base64)
         return Query(
             id=self.id,
-            origin=None if self.origin is None else parsed("origin", _origin, self.origin),
+            origin=None if self.origin is None else parsed_parameter("origin", _origin, self.origin),
             key=key,
             target=self.target,
-            due_from_ms=time("due_from", self.due_from),
-            due_until_ms=time("due_until", self.due_until),
-            at_from_ms=time("at_from", self.at_from),
-            at_until_ms=time("at_until", self.at_until),
+            due_from_ms=parse_time("due_from", self.due_from),
+            due_until_ms=parse_time("due_until", self.due_until),
+            at_from_ms=parse_time("at_from", self.at_from),
+            at_until_ms=parse_time("at_until", self.at_until),
             states=frozenset(self.state) or PENDING,
         )
 
@@ -92,13 +92,13 @@ class PageFilters(Filters):
 
     def after(self) -> NamedPosition | None:
         """The position before the page. Raises ValueError for an invalid cursor."""
-        return None if self.cursor is None else cursors.read(self.cursor)
+        return None if self.cursor is None else cursors.read_position(self.cursor)
 
 
 M = TypeVar("M", bound=BaseModel)
 
 
-def fitting(items: Iterable[M]) -> list[M]:
+def fitting_answer(items: Iterable[M]) -> list[M]:
     """The first items: at least one, and no more than ANSWER_BYTES_MAX."""
     taken: list[M] = []
     size = 0
@@ -110,7 +110,7 @@ def fitting(items: Iterable[M]) -> list[M]:
     return taken
 
 
-def parsed(name: str, parse: Callable[[str], Any], text: str) -> Any:
+def parsed_parameter(name: str, parse: Callable[[str], Any], text: str) -> Any:
     """The parsed value of a parameter. Raises ValueError with its name."""
     try:
         return parse(text)
@@ -134,9 +134,11 @@ def _origin(text: str) -> tuple[str, int, int]:
     return match[1], int(match[2]), int(match[3])
 
 
-def time(name: str, text: str | None) -> int | None:
+def parse_time(name: str, text: str | None) -> int | None:
     """Epoch milliseconds of a parameter. A blank before the zone counts as a plus sign: forms decode it to one."""
-    return None if text is None else int(parsed(name, parse_until, re.sub(r" ([0-9]{2}:[0-9]{2})$", r"+\1", text)))
+    if text is None:
+        return None
+    return int(parsed_parameter(name, parse_until, re.sub(r" ([0-9]{2}:[0-9]{2})$", r"+\1", text)))
 
 
 class Edges(BaseModel):
@@ -152,7 +154,7 @@ class Edges(BaseModel):
 
     def times(self) -> list[int]:
         """Epoch milliseconds. Raises ValueError with the fault."""
-        times = [int(parsed("edge", parse_until, text)) for text in self.edge]
+        times = [int(parsed_parameter("edge", parse_until, text)) for text in self.edge]
         if times != sorted(times):
             raise ValueError("edge: give the times in order.")
         return times
@@ -212,7 +214,7 @@ class Bulk(BaseModel):
 def bulk(headers: Sequence[tuple[str, bytes | None]], value: bytes | None, *, show_payloads: bool) -> dict[str, Any]:
     """The fields of `Bulk`, long ones truncated."""
     shown = [(name, value) for name, value in headers if show_payloads or name.startswith(OWN_PREFIX)][:HEADERS_MAX]
-    listed = fitting(map(_header, shown))
+    listed = fitting_answer(map(_header, shown))
     return {
         "headers": listed,
         "headers_left_out": len(headers) - len(listed),

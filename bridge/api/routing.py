@@ -47,7 +47,7 @@ Place = Annotated[Origin, Depends(_place)]
 log = structlog.get_logger("bridge.api.actions")
 
 
-def refusal(status: HTTPStatus, description: str | None = None) -> Responses:
+def error_response(status: HTTPStatus, description: str | None = None) -> Responses:
     """An error status, for the OpenAPI document."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
     described = description or status.phrase
@@ -55,18 +55,18 @@ def refusal(status: HTTPStatus, description: str | None = None) -> Responses:
 
 
 REFUSALS: Final = {
-    **refusal(HTTPStatus.BAD_REQUEST),
-    **refusal(HTTPStatus.UNAUTHORIZED),
-    **refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    **refusal(HTTPStatus.MISDIRECTED_REQUEST),
-    **refusal(HTTPStatus.UNPROCESSABLE_ENTITY),
-    **refusal(HTTPStatus.SERVICE_UNAVAILABLE),
+    **error_response(HTTPStatus.BAD_REQUEST),
+    **error_response(HTTPStatus.UNAUTHORIZED),
+    **error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    **error_response(HTTPStatus.MISDIRECTED_REQUEST),
+    **error_response(HTTPStatus.UNPROCESSABLE_ENTITY),
+    **error_response(HTTPStatus.SERVICE_UNAVAILABLE),
 }
 ACTION_REFUSALS: Final = {
-    **refusal(HTTPStatus.FORBIDDEN, "This instance only reads, or the request may come from another site."),
-    **refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
+    **error_response(HTTPStatus.FORBIDDEN, "This instance only reads, or the request may come from another site."),
+    **error_response(HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
 }
-NOT_FOUND: Final = refusal(HTTPStatus.NOT_FOUND, "Not found on this instance.")
+NOT_FOUND: Final = error_response(HTTPStatus.NOT_FOUND, "Not found on this instance.")
 
 
 class Asked:
@@ -114,12 +114,12 @@ class Asked:
         except KeyError:
             detail = "cursor names a partition that this instance does not know: start again without a cursor."
             raise Problem(HTTPStatus.BAD_REQUEST, detail) from None
-        messages = models.fitting(map(shown, page.rows))
+        messages = models.fitting_answer(map(shown, page.rows))
         end = page.next
         if len(messages) < len(page.rows):
             last = page.rows[len(messages) - 1]
             end = last.at_ms, last.topic, last.partition, last.offset
-        return messages, None if end is None else cursors.encode(end)
+        return messages, None if end is None else cursors.encode_position(end)
 
 
 def checked(read: Callable[[], T]) -> T:
@@ -136,7 +136,7 @@ def must_choose(body: BaseModel, filters: type[BaseModel], *, all: bool) -> None
         raise Problem(HTTPStatus.BAD_REQUEST, "no filter is given: give one, or all: true.")
 
 
-def failed(error: BridgeError) -> Problem:
+def unavailable(error: BridgeError) -> Problem:
     """The answer to a failure of the brokers or of the disk."""
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code=error.code)
 

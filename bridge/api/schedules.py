@@ -45,7 +45,7 @@ class RecurringMessages(BaseModel):
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
-def add(app: FastAPI, asked: Asked) -> None:
+def add_schedules(app: FastAPI, asked: Asked) -> None:
     @app.get(f"{PREFIX}/schedules", operation_id="schedules", response_model_exclude_unset=True)
     async def schedules(filters: Annotated[PageFilters, Query()]) -> RecurringMessages:
         """A page of the recurring messages, with their next ticks. Filters and pages are those of messages."""

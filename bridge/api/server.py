@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from bridge.api import export
 from bridge.api.actions.bulk import PATHS as BULK_PATHS
 from bridge.api.guard import WHO
-from bridge.telemetry.admission import HEAD_S, Guest, Standing, one_to_go, place_of
+from bridge.telemetry.admission import HEAD_S, Guest, Standing, counted_place, one_to_go
 from bridge.telemetry.heartbeats import Beat
 from bridge.telemetry.http import Certificate
 
@@ -173,7 +173,7 @@ class ApiServer(uvicorn.Server):
                 log.warning("api-accept-failed", reason=str(error))
                 await asyncio.sleep(ACCEPT_S)
                 continue
-            self._take_up(accepted, place_of(address[0]), loop.time())
+            self._take_up(accepted, counted_place(address[0]), loop.time())
             await asyncio.sleep(0)  # `sock_accept` does not yield while connections wait
 
     def _take_up(self, accepted: socket.socket, place: str, now_s: float) -> None:

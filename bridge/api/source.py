@@ -40,7 +40,7 @@ class Overview:
     """None: not measured yet."""
 
 
-class Export(Protocol):
+class BatchStream(Protocol):
     """The used part of `timerstore.operations.export.Export`."""
 
     def __next__(self) -> pa.RecordBatch:
@@ -68,7 +68,7 @@ class PendingMessages(Protocol):
     def next_offsets(self) -> Mapping[SourceName, int]:
         """See `TimerStore.next_offsets`."""
 
-    def export(self, query: Query, now_ms: int, *, bulky: bool) -> Export:
+    def export(self, query: Query, now_ms: int, *, bulky: bool) -> BatchStream:
         """See `TimerStore.export`."""
 
 
@@ -83,7 +83,7 @@ class Order:
     """Their new due time; None: cancel them."""
 
 
-class Commands(Protocol):
+class CommandChannel(Protocol):
     """Writes commands into the delay topics, and receives their answers. Any thread."""
 
     def send(self, orders: Sequence[Order]) -> Sequence[Future[Sequence[Answer]]]:
@@ -100,7 +100,7 @@ class NotOwnedError(Exception):
     """This instance does not own the message's partition."""
 
 
-class DeadLetters(Protocol):
+class DeadLetterTopics(Protocol):
     """The dead-letter topics. Any thread; each call may take seconds, and raises BridgeError."""
 
     def page(self, choice: Choice, below: Mapping[SourceName, int] | None, limit: int) -> LetterPage:
@@ -113,7 +113,7 @@ class DeadLetters(Protocol):
         """Put the chosen letters back, or only count them."""
 
 
-class Pauses(Protocol):
+class PauseControl(Protocol):
     """Targets that an operator has paused. Any thread."""
 
     def names(self) -> frozenset[str]:
@@ -149,11 +149,11 @@ class Source(Protocol):
     def targets(self) -> Sequence[TargetReport]:
         """The known targets, failing ones first."""
 
-    def commands(self) -> Commands | None:
+    def commands(self) -> CommandChannel | None:
         """The writer of commands; None until delivery runs, and between two assignments. At once."""
 
-    def dead_letters(self) -> DeadLetters:
+    def dead_letters(self) -> DeadLetterTopics:
         """The dead-letter topics; at once."""
 
-    def pauses(self) -> Pauses:
+    def pauses(self) -> PauseControl:
         """The pauses; at once."""

@@ -17,7 +17,7 @@ from bridge.checks.finding import Context, Finding, failed, ok, warned
 from bridge.errors import StateError
 from bridge.settings.clients import QUIET, java, java_program, system_properties
 from bridge.settings.secrets import Redactor
-from bridge.telemetry.listening import shown
+from bridge.telemetry.listening import host_and_port
 from timerstore.disk.checkpoint import read as read_checkpoint
 from timerstore.disk.files import ASIDE_SUFFIX, CHECKPOINT, FULL
 from timerstore.errors import Corrupt, DiskFailure
@@ -97,7 +97,7 @@ def check_http(context: Context) -> Iterator[Finding]:
     if http.api == "off":
         yield ok("http api", "off")
         return
-    place = shown(http.host, http.api_port)
+    place = host_and_port(http.host, http.api_port)
     if http.user is not None or http.token_file is not None:
         yield ok("http api", f"{place}, with a password or token")
     elif _is_loopback(http.host):

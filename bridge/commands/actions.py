@@ -40,14 +40,14 @@ class PatientConnection(pending.Connection):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Which(pending.Filters):
+class Which(pending.MessageOptions):
     """Options of an action: its messages, and its mode."""
 
     everything: AllOption = False
     dry_run: DryRunOption = False
     yes: YesOption = False
     cursor: CursorOption = None
-    output: pending.OutputOption = pending.Output.TEXT
+    output: pending.OutputOption = pending.OutputFormat.TEXT
 
     def act(self, api: ApiClient, action: str, one: str | None, when: Mapping[str, str]) -> None:
         """Act on one message, or on the chosen ones. Raises ConfigurationError for options that exclude each other."""
@@ -55,7 +55,7 @@ class Which(pending.Filters):
         if one is not None and (chosen or self.everything or self.dry_run or self.cursor is not None):
             raise ConfigurationError("an origin and filters are given", hint="Give one or the other.", code="DB-1003")
         if one is not None:
-            _act_on_one(api, action, pending.place_of(one, "the message"), when, self.output)
+            _act_on_one(api, action, pending.checked_place(one, "the message"), when, self.output)
             return
         if not chosen and not self.everything:
             hint = "Give an origin, a filter, or --all."
@@ -63,7 +63,7 @@ class Which(pending.Filters):
         body: dict[str, Any] = {**body_of(chosen), **when, "all": self.everything}
         if self.dry_run or not self.yes:
             counted = api.post(f"messages/{action}", body | {"dry_run": True})
-            if self.dry_run and self.output is pending.Output.JSON:
+            if self.dry_run and self.output is pending.OutputFormat.JSON:
                 say(pending.as_json(counted))
                 return
             number = f"{'' if counted.get('exact') is True else 'at least '}{counted.get('count')}"
@@ -86,7 +86,7 @@ def command_of(action: str) -> Callable[..., None]:
 
 
 @bundled
-def move(
+def move_messages(
     *,
     one: OriginArgument = None,
     at: Annotated[str | None, typer.Option(help="New due time: RFC 3339 with a zone, or epoch milliseconds.")] = None,
@@ -119,7 +119,7 @@ def pause_target(
     *,
     unknown: UnknownOption = False,
     connection: pending.Connection,
-    output: pending.OutputOption = pending.Output.TEXT,
+    output: pending.OutputOption = pending.OutputFormat.TEXT,
 ) -> None:
     """Pause a target: its messages wait until it is resumed. The exit status is 1 if the target is unknown."""
     read_option(with_unit, after, "--for")
@@ -133,7 +133,7 @@ def resume_target(
     name: TargetArgument,
     unknown: UnknownOption = False,
     connection: pending.Connection,
-    output: pending.OutputOption = pending.Output.TEXT,
+    output: pending.OutputOption = pending.OutputFormat.TEXT,
 ) -> None:
     """Resume a paused target. The exit status is that of `pause`."""
     _put(connection, name, "resume", {}, output, unknown=unknown)
@@ -144,7 +144,7 @@ def _put(
     name: str,
     action: str,
     body: Mapping[str, str],
-    output: pending.Output,
+    output: pending.OutputFormat,
     *,
     unknown: bool,
 ) -> None:
@@ -158,7 +158,7 @@ def _put(
             raise typer.Exit(1)
         done = api.post(f"targets/{quote(name, safe='')}/{action}", body)
         changed = "" if done.get("changed") is True else " already"
-        say(pending.as_json(done) if output is pending.Output.JSON else f"{name} is{changed} {action}d")
+        say(pending.as_json(done) if output is pending.OutputFormat.JSON else f"{name} is{changed} {action}d")
 
 
 def _is_known(api: ApiClient, target: str) -> bool:
@@ -169,11 +169,11 @@ def _is_known(api: ApiClient, target: str) -> bool:
     return isinstance(count, int) and count > 0
 
 
-def add() -> None:
+def add_actions() -> None:
     status = "The exit status is 1 if a message was not pending, or not all are done."
     cancel = f"Cancel one pending message, or all matching ones. {status}"
     pending.app.command("cancel", help=cancel)(command_of("cancel"))
-    pending.app.command()(move)
+    pending.app.command("move")(move_messages)
     deliver = f"Deliver one pending message, or all matching ones, now. {status}"
     pending.app.command("deliver", help=deliver)(command_of("deliver"))
     pending.targets_app.command("pause")(pause_target)
@@ -200,7 +200,9 @@ def body_of(chosen: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return body | ({"state": states} if states else {})
 
 
-def _act_on_one(api: ApiClient, action: str, origin: str, when: Mapping[str, str], output: pending.Output) -> None:
+def _act_on_one(
+    api: ApiClient, action: str, origin: str, when: Mapping[str, str], output: pending.OutputFormat
+) -> None:
     try:
         done = api.post(f"messages/{origin}/{action}", when)
     except Absent as absent:
@@ -209,12 +211,12 @@ def _act_on_one(api: ApiClient, action: str, origin: str, when: Mapping[str, str
     outcome = done.get("outcome")
     if not isinstance(outcome, str):
         raise api.foreign()
-    say(pending.as_json(done) if output is pending.Output.JSON else f"{origin}: {outcome}")
+    say(pending.as_json(done) if output is pending.OutputFormat.JSON else f"{origin}: {outcome}")
     if outcome not in CHANGED:
         raise typer.Exit(1)
 
 
-def _act_on_many(api: ApiClient, action: str, body: Mapping[str, Any], output: pending.Output) -> None:
+def _act_on_many(api: ApiClient, action: str, body: Mapping[str, Any], output: pending.OutputFormat) -> None:
     last: dict[str, Any] = {}
     for last in api.lines(f"messages/{action}", body):
         if sys.stderr.isatty() and last.get("complete") is not True:
@@ -222,7 +224,7 @@ def _act_on_many(api: ApiClient, action: str, body: Mapping[str, Any], output: p
     outcomes = last.get("outcomes")
     if not isinstance(outcomes, dict):
         raise api.foreign()
-    if output is pending.Output.JSON:
+    if output is pending.OutputFormat.JSON:
         say(pending.as_json(last))
     else:
         say(", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()) or "no matching messages")

@@ -41,7 +41,7 @@ SILENT: Final = {"log_level": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ChangeOptions:
     """Options of all commands: the message, by its id or its origin, and the destination of the record."""
 
     id: Annotated[str | None, typer.Argument(help="The id of the message (delay-id).")] = None
@@ -81,14 +81,14 @@ class Change:
                 hint = "`delay-bridge pending list` shows both."
                 raise ConfigurationError("give either an id or --origin", hint=hint, code="DB-1003")
             delay_topic = self.delay_topic or (only_delay_topic(settings) if place is None else place[0])
-            client, taken = DelayClient(producer(settings), delay_topic), list[Message]()
+            client, taken = DelayClient(producer_properties(settings), delay_topic), list[Message]()
             about: dict[str, Any] = {"reply_to": self.reply_to, "correlation": self.correlation_id}
             refuse_unreachable(settings.kafka.bootstrap_servers)
             with ExitStack() as stack:
                 replies = None
                 if wait_ms is not None:
                     topic = self.reply_to or topic_of_answers(settings, delay_topic)
-                    replies = stack.enter_context(Replies(reading(settings), topic, SystemClock()))
+                    replies = stack.enter_context(Replies(consumer_properties(settings), topic, SystemClock()))
                     about |= {"reply_to": topic, "on_delivery": partial(_taken, taken)}
                 known = "" if replies is not None else f"; {_known(settings, self.id, place)}"
                 try:
@@ -116,7 +116,7 @@ class Change:
 
 
 @bundled
-def cancel(change: Change) -> None:
+def cancel_message(change: ChangeOptions) -> None:
     """Cancel a pending message in any partition. With --wait the exit status is 1 if no message was pending; without it
     the command says whether the bridge's API knows the message, if the API answers."""
 
@@ -130,11 +130,11 @@ def cancel(change: Change) -> None:
 
 
 @bundled
-def move(
+def move_message(
     *,
     at: Annotated[str | None, typer.Option(help="New due time: RFC 3339 with a zone, or epoch milliseconds.")] = None,
     after: Annotated[str | None, typer.Option(help="New delay from now: 0s (now), 90s, 1h30m, 7d, PT15M.")] = None,
-    change: Change,
+    change: ChangeOptions,
 ) -> None:
     """Move a pending message in any partition to another due time. The exit status is that of `cancel`."""
     until, after_ms = read_option(parse_until, at, "--at"), read_option(with_unit, after, "--after")
@@ -181,16 +181,16 @@ def _moving(verb: str) -> Callable[..., None]:
     to_ms = MOVES[verb][0]
 
     @bundled
-    def moves(change: Change) -> None:
+    def moves(change: ChangeOptions) -> None:
         change.move(verb, to_ms, timedelta(0) if to_ms is None else None)
 
     return moves
 
 
-def add(app: typer.Typer, schedules: typer.Typer) -> None:
+def add_changes(app: typer.Typer, schedules: typer.Typer) -> None:
     for parent in (app, schedules):
-        parent.command()(cancel)
-    app.command()(move)
+        parent.command("cancel")(cancel_message)
+    app.command("move")(move_message)
     for verb in MOVES:
         schedules.command(verb, help=MOVES[verb][1])(_moving(verb))
 
@@ -203,14 +203,14 @@ def reaching(settings: Settings, bootstrap: str | None) -> Settings:
     return settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"common": common})})
 
 
-def producer(settings: Settings) -> dict[str, Any]:
+def producer_properties(settings: Settings) -> dict[str, Any]:
     """The configured properties of a producer, without those of the bridge's own transactions."""
     properties: dict[str, Any] = settings.kafka.properties("common", "producer")
     properties.pop("transaction.timeout.ms", None)
     return SILENT | properties
 
 
-def reading(settings: Settings) -> dict[str, Any]:
+def consumer_properties(settings: Settings) -> dict[str, Any]:
     """The properties of a consumer. It never joins its group, the bridge's, which its user may name anyway."""
     return SILENT | settings.kafka.properties("common") | {"group.id": settings.group_id}
 

@@ -79,8 +79,8 @@ class Reset(Enum):
     COMMITTED = "committed"
 
 
-@app.command()
-def run(config: ConfigOption = None) -> None:
+@app.command("run")
+def run_bridge(config: ConfigOption = None) -> None:
     """Run the bridge until SIGTERM or SIGINT."""
     with output_that_may_go(), failures_as_one_line() as redact:
         allocator.restrain()
@@ -106,8 +106,8 @@ def check(
         raise typer.Exit(any(finding.status == "failed" for finding in findings))
 
 
-@app.command()
-def reset_offsets(
+@app.command("reset-offsets")
+def reset_committed_offsets(
     to: Annotated[Reset, typer.Option(help="The records of the delay topics to deliver.")],
     config: ConfigOption = None,
     topic: Annotated[list[str] | None, typer.Option(help="Only this delay topic; may be repeated.")] = None,
@@ -141,8 +141,8 @@ def reset_offsets(
             say(f"{name}/{partition}: from offset {state.offset}")
 
 
-@app.command()
-def resolve(
+@app.command("resolve")
+def decide_outcome(
     ending: Annotated[Outcome, typer.Option("--as", help="The outcome of the transaction.")],
     place: Annotated[
         str | None,
@@ -225,7 +225,7 @@ def redrive(
         if unknown := set(reason or ()) - set(RejectReason):
             hint = "See the list of reasons in docs/errors.md."
             raise ConfigurationError(f"not a reason: {', '.join(sorted(unknown))}", hint=hint, code="DB-1002")
-        from bridge.dead_letters.redrive import redrive as redrive_letters
+        from bridge.dead_letters.redrive import redrive_letters
 
         since_ms = read_option(parse_until, since, "--since")
         set_headers = [(name, os.fsencode(text)) for name, text in read_headers(set_header, "--set-header")]
@@ -306,7 +306,7 @@ def send(
         }
         headers = [(name, os.fsencode(text)) for name, text in read_headers(header, "--header")]
         delay_topic = delay_topic or change.only_delay_topic(settings)
-        client = DelayClient(change.producer(settings), delay_topic)
+        client = DelayClient(change.producer_properties(settings), delay_topic)
         if wait is not None:
             refuse_unreachable(settings.kafka.bootstrap_servers)
         arrivals = _arrivals(settings, delay_topic, topic) if wait is not None else None
@@ -352,8 +352,8 @@ def show_config(config: ConfigOption = None) -> None:
         put(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True))
 
 
-@app.command()
-def version() -> None:
+@app.command("version")
+def print_version() -> None:
     """Print the versions of the bridge and of its main dependencies."""
     packages = {name: metadata.version(name) for name in ("confluent-kafka", "pyspark", "pyarrow", "numpy")}
     for name, number in {"delay-bridge": __version__, "python": platform.python_version(), **packages}.items():
@@ -362,10 +362,10 @@ def version() -> None:
 
 app.add_typer(pending.app)
 app.add_typer(schedules.app)
-change.add(app, schedules.app)
+change.add_changes(app, schedules.app)
 app.add_typer(pending.targets_app)
 app.add_typer(dead_letters.app)
-actions.add()
+actions.add_actions()
 
 
 def main() -> None:
@@ -376,7 +376,7 @@ def main() -> None:
 
 def _place(settings: Settings, place: str, what: str) -> tuple[tuple[str, int], int]:
     """The partition and offset of a place in a delay topic."""
-    topic, partition, offset = pending.place_of(place, what).split("/")
+    topic, partition, offset = pending.checked_place(place, what).split("/")
     _must_be_delay_topics([topic], settings)
     return (topic, int(partition)), int(offset)
 
@@ -463,4 +463,4 @@ def _arrivals(settings: Settings, delay_topic: str, topic: str | None) -> Arriva
     if target is None:
         raise ConfigurationError("--wait needs a target", hint="Name it with --to.", code="DB-1003")
     dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
-    return Arrivals(change.reading(settings), [target], SystemClock(), dead_letters)
+    return Arrivals(change.consumer_properties(settings), [target], SystemClock(), dead_letters)

@@ -28,7 +28,7 @@ COLUMNS = ("letter", "written", "reason", "origin", "target", "redriven")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
+class LetterOptions:
     """Options that select dead letters."""
 
     topic: Annotated[str | None, typer.Option("--topic", help="Only from this delay topic.")] = None
@@ -62,20 +62,20 @@ SetHeaderOption = Annotated[
 
 @app.command("list")
 @bundled
-def list_letters(filters: Filters, connection: pending.Connection, listing: pending.Listing) -> None:
+def list_letters(filters: LetterOptions, connection: pending.Connection, listing: pending.Listing) -> None:
     """List dead letters, the newest first."""
     with connection.open() as api:
         listing.show(api, "dead-letters", "letters", filters.parameters(), COLUMNS, _row)
 
 
-@app.command()
+@app.command("get")
 @bundled
-def get(
+def get_letter(
     place: Annotated[
         str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The place of the letter, from `list`.")
     ],
     connection: pending.Connection,
-    output: pending.OutputOption = pending.Output.TEXT,
+    output: pending.OutputOption = pending.OutputFormat.TEXT,
 ) -> None:
     """Show one dead letter. The exit status is 1 if it does not exist."""
     with connection.open() as api:
@@ -87,10 +87,10 @@ def get(
         pending.print_one(letter, output)
 
 
-@app.command()
+@app.command("redrive")
 @bundled
-def redrive(
-    filters: Filters,
+def ask_redrive(
+    filters: LetterOptions,
     connection: PatientConnection,
     place: Annotated[
         str | None,
@@ -101,7 +101,7 @@ def redrive(
     set_header: SetHeaderOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-    output: pending.OutputOption = pending.Output.TEXT,
+    output: pending.OutputOption = pending.OutputFormat.TEXT,
 ) -> None:
     """Put one dead letter, or all matching ones, back into their delay topics, each once. The exit status is 1 if the
     one letter stays."""
@@ -130,15 +130,19 @@ def redrive(
         _print_report(api.post("dead-letters/redrive", body), output)
 
 
-def _redrive_one(api: ApiClient, place: str, mend: dict[str, Any], output: pending.Output) -> None:
+def _redrive_one(api: ApiClient, place: str, mend: dict[str, Any], output: pending.OutputFormat) -> None:
     done = api.post(f"{_path(place)}/redrive", mend)
-    say(pending.as_json(done) if output is pending.Output.JSON else f"{place}: {pending.shown(done.get('outcome'))}")
+    say(
+        pending.as_json(done)
+        if output is pending.OutputFormat.JSON
+        else f"{place}: {pending.shown(done.get('outcome'))}"
+    )
     if done.get("outcome") not in ("redriven", "redriven-before"):
         raise typer.Exit(1)
 
 
-def _print_report(report: dict[str, Any], output: pending.Output) -> None:
-    if output is pending.Output.JSON:
+def _print_report(report: dict[str, Any], output: pending.OutputFormat) -> None:
+    if output is pending.OutputFormat.JSON:
         say(pending.as_json(report))
         return
     verb = "goes back" if report.get("dry_run") is True else "put back"
@@ -149,11 +153,11 @@ def _print_report(report: dict[str, Any], output: pending.Output) -> None:
 
 
 def _path(place: str) -> str:
-    return f"dead-letters/{pending.place_of(place, 'the letter')}"
+    return f"dead-letters/{pending.checked_place(place, 'the letter')}"
 
 
 def _row(letter: Mapping[str, Any]) -> list[str]:
     place = "/".join(pending.shown(letter.get(name)) for name in ("topic", "partition", "offset"))
     others = [pending.shown(letter.get(name)) for name in ("reason", "origin", "target")]
     gone = {True: "yes", False: ""}.get(letter.get("redriven"), "?")  # type: ignore[arg-type]
-    return [place, pending.time(letter.get("ts")), *others, gone]
+    return [place, pending.format_time(letter.get("ts")), *others, gone]

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from bridge.api.peers.batches import MEDIA_TYPE, BrokenOffError
-from bridge.api.peers.batches import batches as all_of
+from bridge.api.peers.batches import MEDIA_TYPE, BrokenOffError, read_export
 from bridge.commands.api_client import ApiClient, Parameters
 from bridge.errors import EnvironmentFailure
 
@@ -24,7 +23,7 @@ BATCH_BYTES: Final = 4_096
 log = structlog.get_logger("bridge.commands.export")
 
 
-def batches(api: ApiClient, parameters: Parameters) -> Generator[pa.RecordBatch]:
+def export_batches(api: ApiClient, parameters: Parameters) -> Generator[pa.RecordBatch]:
     """All batches, at least one, some without rows. They are complete only at the end of the iteration; closing it
     earlier ends the export.
 
@@ -35,7 +34,7 @@ def batches(api: ApiClient, parameters: Parameters) -> Generator[pa.RecordBatch]
         if response.headers.get_content_type() != MEDIA_TYPE:
             raise api.foreign()
         try:
-            silent = yield from all_of(response)
+            silent = yield from read_export(response)
         except BrokenOffError as error:
             raise EnvironmentFailure(
                 f"the export has broken off after {error.rows} messages",
@@ -49,7 +48,7 @@ def batches(api: ApiClient, parameters: Parameters) -> Generator[pa.RecordBatch]
         )
 
 
-def write(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
+def write_parquet(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
     """Write a Parquet file of at least one batch, all of one schema; returns the number of rows. The file gets its name
     after it is complete and durable. Memory is bounded by a row group. Raises EnvironmentFailure, and the errors of
     `batches`."""

@@ -41,7 +41,7 @@ COLUMNS: Final = ("origin", "due", "state", "target", "key", "id")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class State(Enum):
+class StateOption(Enum):
     """The values of the store's `PendingState`, without its import of Arrow."""
 
     WAITING = "waiting"
@@ -53,21 +53,21 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class MessagePage:
     """Messages in the form of the API, and the cursor of the next page; None: this is the last page."""
 
     messages: list[dict[str, Any]]
     following: str | None
 
 
-class Output(Enum):
+class OutputFormat(Enum):
     """The form of the output."""
 
     TEXT = "text"
     JSON = "json"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", help="For people, or the API's JSON.")]
+OutputOption = Annotated[OutputFormat, typer.Option("--output", help="For people, or the API's JSON.")]
 OriginArgument = Annotated[
     str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The origin of the message, from `list`.")
 ]
@@ -97,7 +97,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
+class MessageOptions:
     """Options that select messages."""
 
     id: Annotated[str | None, typer.Option("--id", help="Only with this id.")] = None
@@ -112,7 +112,7 @@ class Filters:
     ] = None
     due_until: Annotated[str | None, typer.Option("--due-until", metavar="TIME", help="Only due before then.")] = None
     state: Annotated[
-        list[State] | None,
+        list[StateOption] | None,
         typer.Option("--state", help="Only in this state; may be repeated. Default: all except cancelled."),
     ] = None
 
@@ -133,7 +133,7 @@ class Filters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search(Filters):
+class SearchOptions(MessageOptions):
     """The filters of commands that change nothing."""
 
     origin: Annotated[
@@ -142,8 +142,8 @@ class Search(Filters):
     ] = None
 
     def parameters(self) -> list[tuple[str, str]]:
-        origin = [] if self.origin is None else [("origin", place_of(self.origin, "--origin"))]
-        return [*origin, *Filters.parameters(self)]
+        origin = [] if self.origin is None else [("origin", checked_place(self.origin, "--origin"))]
+        return [*origin, *MessageOptions.parameters(self)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class Listing:
 
     limit: Annotated[int, typer.Option("--limit", help="The most lines to show.", min=1, max=PAGE_MAX)] = 100
     cursor: CursorOption = None
-    output: OutputOption = Output.TEXT
+    output: OutputOption = OutputFormat.TEXT
 
     def show(
         self,
@@ -167,7 +167,7 @@ class Listing:
         cursor = [] if self.cursor is None else [("cursor", self.cursor)]
         answer = api.get(path, [*parameters, ("limit", str(self.limit)), *cursor])
         listed = objects(api, answer, name)
-        if self.output is Output.JSON:
+        if self.output is OutputFormat.JSON:
             say(as_json(answer))
             return
         print_rows(columns, list(map(row, listed)))
@@ -178,76 +178,80 @@ class Listing:
 @app.command("list")
 @bundled
 def list_messages(
-    search: Search,
+    search: SearchOptions,
     connection: Connection,
     limit: Annotated[int, typer.Option(help="The most messages to show.", min=1)] = 100,
     cursor: CursorOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Show all messages, without a limit.")] = False,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """List pending messages in the order in which they come up."""
     with connection.open() as api:
         pages = _pages(api, search.parameters(), cursor, None if everything else limit)
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             _print_json(pages)
         elif (following := _print_pages(pages)) is not None:
             say(f"there are more: --all, or --cursor {following}", err=True)
 
 
-@app.command()
+@app.command("get")
 @bundled
-def get(
+def get_message(
     origin: OriginArgument,
     connection: Connection,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Show one pending message. The exit status is 1 if it is not pending."""
     with connection.open() as api:
         try:
-            message = api.get(f"messages/{place_of(origin, 'the message')}")
+            message = api.get(f"messages/{checked_place(origin, 'the message')}")
         except Absent as absent:
             say(f"{origin} is not pending. {absent}".rstrip(), err=True)
             raise typer.Exit(1) from None
         print_one(message, output)
 
 
-@app.command()
+@app.command("count")
 @bundled
-def count(
-    search: Search,
+def count_messages(
+    search: SearchOptions,
     connection: Connection,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Count pending messages. `at least` marks a count that ended early."""
     with connection.open() as api:
         answer = api.get("count", search.parameters())
         if not isinstance(answer.get("count"), int) or not isinstance(answer.get("exact"), bool):
             raise api.foreign()
-        say(as_json(answer) if output is Output.JSON else f"{'' if answer['exact'] else 'at least '}{answer['count']}")
+        say(
+            as_json(answer)
+            if output is OutputFormat.JSON
+            else f"{'' if answer['exact'] else 'at least '}{answer['count']}"
+        )
 
 
-@app.command()
+@app.command("export")
 @bundled
-def export(
+def export_messages(
     to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="The file to write or replace.")],
-    search: Search,
+    search: SearchOptions,
     connection: Connection,
 ) -> None:
     """Write all pending messages of one moment into a Parquet file. A failure leaves no file."""
     with connection.open() as api:
-        from bridge.commands.export import batches, write  # imports Arrow, which takes a while
+        from bridge.commands.export import export_batches, write_parquet  # imports Arrow, which takes a while
 
-        with closing(batches(api, search.parameters())) as stream:
-            rows = write(to, stream)
+        with closing(export_batches(api, search.parameters())) as stream:
+            rows = write_parquet(to, stream)
         say(f"{rows} messages written to {to}")
 
 
 @targets_app.callback(invoke_without_command=True)
 @bundled
-def targets(
+def list_targets(
     context: typer.Context,
     connection: Connection,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """List the targets of a running bridge and their failures; or pause and resume one."""
     if context.invoked_subcommand is not None:
@@ -255,7 +259,7 @@ def targets(
     with connection.open() as api:
         answer = api.get("targets")
         rows = objects(api, answer, "targets")
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             say(as_json(answer))
             return
         names = list(dict.fromkeys(name for row in rows for name in row))  # in the order of the API
@@ -265,7 +269,7 @@ def targets(
 # --- asking ----------------------------------------------------------------------------------------------------------
 
 
-def place_of(text: str, what: str) -> str:
+def checked_place(text: str, what: str) -> str:
     """`text` if it is TOPIC/PARTITION/OFFSET; it needs no quoting in a URL. Raises ConfigurationError."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}", text):
         hint = "Write it like delay/0/42."
@@ -275,7 +279,7 @@ def place_of(text: str, what: str) -> str:
 
 def _pages(
     api: ApiClient, parameters: Sequence[tuple[str, str]], cursor: str | None, limit: int | None
-) -> Iterator[Page]:
+) -> Iterator[MessagePage]:
     """The pages of the first `limit` messages, or of all. The bridge may end a page early in a long search."""
     while True:
         size = PAGE_MAX if limit is None else min(limit, PAGE_MAX)
@@ -284,7 +288,7 @@ def _pages(
         messages, following = objects(api, answer, "messages"), answer.get("next")
         if not isinstance(following, str | None) or (following is not None and following == cursor):
             raise api.foreign()
-        yield Page(messages=messages, following=following)
+        yield MessagePage(messages=messages, following=following)
         if limit is not None:
             limit -= len(messages)
         if following is None or (limit is not None and limit <= 0):
@@ -302,7 +306,7 @@ def objects(api: ApiClient, answer: Mapping[str, Any], name: str) -> list[dict[s
 # --- printing --------------------------------------------------------------------------------------------------------
 
 
-def _print_json(pages: Iterable[Page]) -> None:
+def _print_json(pages: Iterable[MessagePage]) -> None:
     """Print one document like the API's, a line for each message, page by page: there may be millions."""
     before, following = '{"messages": [', None
     for page in pages:
@@ -313,7 +317,7 @@ def _print_json(pages: Iterable[Page]) -> None:
     put(f'{before.removeprefix(",")}\n], "next": {as_json(following)}}}\n')
 
 
-def _print_pages(pages: Iterable[Page]) -> str | None:
+def _print_pages(pages: Iterable[MessagePage]) -> str | None:
     """Print each page on arrival. Returns the cursor of the next page."""
     following = None
     for page in pages:
@@ -346,12 +350,12 @@ def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _row(message: Mapping[str, Any]) -> list[str]:
     others = [shown(message.get(name)) for name in COLUMNS[2:]]
-    return [shown(message.get("origin")), time(message.get("due")), *others]
+    return [shown(message.get("origin")), format_time(message.get("due")), *others]
 
 
-def print_one(item: Mapping[str, Any], output: Output) -> None:
+def print_one(item: Mapping[str, Any], output: OutputFormat) -> None:
     """Print all fields of one message, schedule or dead letter."""
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         say(as_json(item))
         return
     for name, text in _lines(item):
@@ -362,10 +366,10 @@ def _lines(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and texts, in the order of the API."""
     for name, value in message.items():
         if name in ("due", "at", "ts"):
-            yield name, time(value)
+            yield name, format_time(value)
         elif name == "next" and isinstance(value, list):
             for due in value:
-                yield name, time(due)
+                yield name, format_time(due)
         elif name == "headers" and isinstance(value, list):
             for header in value:
                 if isinstance(header, dict):
@@ -375,7 +379,7 @@ def _lines(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, shown(value)
 
 
-def time(epoch_ms: object) -> str:
+def format_time(epoch_ms: object) -> str:
     """RFC 3339 in UTC."""
     if not isinstance(epoch_ms, int):
         return ""

@@ -32,20 +32,20 @@ def list_schedules(
 ) -> None:
     """List recurring messages in the order of their next ticks."""
     with connection.open() as api:
-        parameters = pending.Filters(id=id, target=target).parameters()
+        parameters = pending.MessageOptions(id=id, target=target).parameters()
         listing.show(api, "schedules", "schedules", parameters, COLUMNS, _row)
 
 
-@app.command()
+@app.command("get")
 @bundled
-def get(
+def get_schedule(
     origin: pending.OriginArgument,
     connection: pending.Connection,
-    output: pending.OutputOption = pending.Output.TEXT,
+    output: pending.OutputOption = pending.OutputFormat.TEXT,
 ) -> None:
     """Show one recurring message and its next ticks. The exit status is 1 if it does not exist."""
     with connection.open() as api:
-        answer = api.get("schedules", pending.Search(origin=origin).parameters())
+        answer = api.get("schedules", pending.SearchOptions(origin=origin).parameters())
         rows = pending.objects(api, answer, "schedules")
         if not rows:
             say(f"no recurring message {origin} on this instance", err=True)
@@ -55,7 +55,7 @@ def get(
 
 def _row(message: Mapping[str, Any]) -> list[str]:
     following, schedule = message.get("next") or [None], message.get("schedule") or {}
-    due = "paused" if message.get("paused") is True else pending.time(following[0])
+    due = "paused" if message.get("paused") is True else pending.format_time(following[0])
     headers = " ".join(f"{name.removeprefix('delay-')}={text}" for name, text in schedule.items())
     shown = {name: pending.shown(message.get(name)) for name in COLUMNS}
     return list((shown | {"next": due, "schedule": headers}).values())

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message
 
-from bridge.dead_letters.reading import LetterTopics, Place, batches, make_consumer, place_of
-from bridge.dead_letters.redrive import redrive
+from bridge.dead_letters.reading import LetterTopics, Place, make_consumer, partition_of, record_batches
+from bridge.dead_letters.redrive import redrive_letters
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.errors import kafka_error
@@ -152,7 +152,7 @@ class Letterbox:
         if not self._redriving.acquire(blocking=False):
             raise EnvironmentFailure("another redrive is under way", hint="Wait for its end.", code="DB-3037")
         try:
-            return redrive(self._settings, self._clock, choice, execute=execute)
+            return redrive_letters(self._settings, self._clock, choice, execute=execute)
         finally:
             self._redriving.release()
 
@@ -176,7 +176,7 @@ class _Reader:
         """The results of `keep` for the records between the marks. Notes of a redrive are taken in instead."""
         kept: list[T] = []
         try:
-            for batch in batches(self._consumer, marks, self._clock, visible=True):
+            for batch in record_batches(self._consumer, marks, self._clock, visible=True):
                 for message in batch:
                     if is_redriven(headers_of(message)):
                         self._note(message)
@@ -192,7 +192,7 @@ class _Reader:
         return kept
 
     def _note(self, message: Message) -> None:
-        place = place_of(message)
+        place = partition_of(message)
         try:
             ranges = read_redriven(self._topics.topics[place[0]].topic_id, message.value(), str(message.offset()))
         except StateError:  # the topic is a copy: a redrive reports it
@@ -219,7 +219,7 @@ def _ready(parts: Mapping[Place, _Part]) -> list[tuple[float, PlacedLetter]]:
 
 def _seen(choice: Choice, topics: LetterTopics, message: Message) -> _Seen:
     """The parts of a record that a page keeps."""
-    place, ts_ms, letter = place_of(message), message.timestamp()[1], topics.letter(message)
+    place, ts_ms, letter = partition_of(message), message.timestamp()[1], topics.letter(message)
     if letter is None or not choice.chooses(letter, ts_ms, (*place, message.offset() or 0)):
         return _Seen(place, ts_ms, None)
     key = None if (whole := message.key()) is None else whole[:KEY_BYTES_MAX]
@@ -242,7 +242,7 @@ def _take(parts: Mapping[Place, _Part], piece: Mapping[Place, Watermarks], seen:
 
 
 def _placed(message: Message, letter: Letter) -> PlacedLetter:
-    place = (*place_of(message), message.offset() or 0)
+    place = (*partition_of(message), message.offset() or 0)
     key, value = message.key(), message.value()
     return PlacedLetter(
         place=place, ts_ms=message.timestamp()[1], letter=letter, key=key, value=value, redriven=None

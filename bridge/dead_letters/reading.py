@@ -54,7 +54,7 @@ class LetterTopics:
     def letter(self, message: Message) -> Letter | None:
         """The dead letter in a record; None if the record is not a dead letter of these topics."""
         letter = read_letter(headers_of(message))
-        if letter is None or not 0 <= letter.partition < self._into[place_of(message)[0]].get(letter.topic, 0):
+        if letter is None or not 0 <= letter.partition < self._into[partition_of(message)[0]].get(letter.topic, 0):
             return None
         return letter
 
@@ -73,7 +73,7 @@ def make_consumer(settings: Settings) -> Consumer:
     return made("consumer", lambda: Consumer(reading))
 
 
-def batches(consumer: Consumer, marks: Marks, clock: Clock, *, visible: bool = False) -> Iterator[list[Message]]:
+def record_batches(consumer: Consumer, marks: Marks, clock: Clock, *, visible: bool = False) -> Iterator[list[Message]]:
     """All records between the marks, in batches. With `visible` it does not wait for the end of open transactions, and
     leaves out their records.
 
@@ -87,7 +87,7 @@ def batches(consumer: Consumer, marks: Marks, clock: Clock, *, visible: bool = F
         # One at a time: a few that are all headers may take more than a batch may have.
         if (message := consumer.poll(POLL_S)) is not None:
             heard_s = clock.monotonic_s()
-            place, offset, error = place_of(message), message.offset() or 0, message.error()
+            place, offset, error = partition_of(message), message.offset() or 0, message.error()
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 raise KafkaException(error)
             if error is None and offset < ends.get(place, 0):
@@ -105,5 +105,5 @@ def batches(consumer: Consumer, marks: Marks, clock: Clock, *, visible: bool = F
         yield batch
 
 
-def place_of(message: Message) -> Place:
+def partition_of(message: Message) -> Place:
     return message.topic() or "", message.partition() or 0

@@ -26,7 +26,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from bridge.dead_letters.reading import LetterTopics, Marks, Place, batches, make_consumer, place_of
+from bridge.dead_letters.reading import LetterTopics, Marks, Place, make_consumer, partition_of, record_batches
 from bridge.dead_letters.rejection import GoingBack, Rejection
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Watermarks
@@ -47,7 +47,7 @@ class _Refused(Exception):
     """A delay topic has refused a record: the transaction is aborted."""
 
 
-def redrive(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) -> RedriveReport:
+def redrive_letters(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) -> RedriveReport:
     """Redrive the chosen letters, or only count them. Raises BridgeError."""
     return Redrive(settings, clock, choice).run(execute=execute)
 
@@ -76,7 +76,7 @@ class Redrive:
             # The ends include records of open transactions.
             marks = self._marks()
             gone = self._gone(marks)
-            for batch in batches(self._consumer, self._chosen(marks), self._clock):
+            for batch in record_batches(self._consumer, self._chosen(marks), self._clock):
                 self._put_back(batch, gone, report, execute=execute)
         except KafkaException as exception:
             raise EnvironmentFailure(
@@ -112,10 +112,11 @@ class Redrive:
     def _gone(self, marks: Marks) -> dict[Place, Gone]:
         """The redriven letters by the notes between the marks. With `since_ms`, unreadable notes are left out."""
         ranges: dict[Place, list[Range]] = {place: [] for place in marks}
-        for message in (message for batch in batches(self._consumer, marks, self._clock) for message in batch):
+        for message in (message for batch in record_batches(self._consumer, marks, self._clock) for message in batch):
             if not is_redriven(headers_of(message)):
                 continue
-            (topic, partition), where = place_of(message), f"{message.topic()}/{message.partition()}/{message.offset()}"
+            topic, partition = partition_of(message)
+            where = f"{topic}/{partition}/{message.offset()}"
             try:
                 ranges[topic, partition] += read_redriven(self._letters.topics[topic].topic_id, message.value(), where)
             except StateError:
@@ -131,7 +132,7 @@ class Redrive:
         chosen = [
             (GoingBack(letter, self._choice.headers(letter), message.key(), message.value()), message)
             for message in batch
-            if (letter := self._judge(message, gone[place_of(message)], counted)) is not None
+            if (letter := self._judge(message, gone[partition_of(message)], counted)) is not None
         ]
         reasons = self._rejection.reasons([record for record, _ in chosen], self._clock.now_ms())
         back = []
@@ -168,7 +169,7 @@ class Redrive:
             report.before += 1
         elif letter is None:
             report.foreign += 1
-        elif not self._choice.chooses(letter, message.timestamp()[1], (*place_of(message), message.offset() or 0)):
+        elif not self._choice.chooses(letter, message.timestamp()[1], (*partition_of(message), message.offset() or 0)):
             report.left += 1
         else:
             return letter
@@ -187,7 +188,7 @@ class Redrive:
         producer.begin_transaction()
         try:
             for (letter, headers, key, value), message in back:
-                offsets.setdefault(place_of(message), []).append(message.offset() or 0)
+                offsets.setdefault(partition_of(message), []).append(message.offset() or 0)
                 _produce(producer, letter.topic, letter.partition, key, value, headers, on_delivery)
             for (topic, partition), gone in offsets.items():
                 headers, value = redriven(self._letters.topics[topic].topic_id, gone)

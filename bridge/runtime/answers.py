@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from bridge.api.source import Commands, DeadLetters, Overview, Pauses
+from bridge.api.source import CommandChannel, DeadLetterTopics, Overview, PauseControl
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import TargetReport
 from bridge.runtime.gauges import Lag, largest
 from bridge.runtime.pipeline import Pipeline
 from bridge.telemetry.health import Health, Phase
-from bridge.telemetry.lateness import Lateness
+from bridge.telemetry.lateness import LatenessHistogram
 from bridge.telemetry.metrics import StoreSnapshot
 from timerstore.clock import Clock
 from timerstore.memory.pending import SLOT_MS
@@ -32,13 +32,13 @@ class Answers:
         pipeline: Callable[[], Pipeline | None],
         targets: Callable[[], Targets | None],
         gauges: Callable[[], StoreSnapshot],
-        lateness: Lateness,
+        lateness: LatenessHistogram,
         health: Health,
         lag: Lag,
         clock: Clock,
-        letters: DeadLetters,
-        pauses: Pauses,
-        commands: Callable[[], Commands | None],
+        letters: DeadLetterTopics,
+        pauses: PauseControl,
+        commands: Callable[[], CommandChannel | None],
     ) -> None:
         self._pipeline, self._targets, self._gauges = pipeline, targets, gauges
         self._letters, self._pauses, self._commands = letters, pauses, commands
@@ -77,13 +77,13 @@ class Answers:
         targets = self._targets()
         return [] if targets is None else targets.reports(TARGETS_MAX)
 
-    def commands(self) -> Commands | None:
+    def commands(self) -> CommandChannel | None:
         """The command sender, once the index is complete: before, no command finishes."""
         return None if self.pending() is None else self._commands()
 
-    def dead_letters(self) -> DeadLetters:
+    def dead_letters(self) -> DeadLetterTopics:
         """The dead letters, which are read from the brokers on request."""
         return self._letters
 
-    def pauses(self) -> Pauses:
+    def pauses(self) -> PauseControl:
         return self._pauses

@@ -42,7 +42,7 @@ class Guest:
     standing: Standing = Standing.STRANGER
 
 
-def place_of(address: str) -> str:
+def counted_place(address: str) -> str:
     """The unit in which connections are counted: an IPv4 address, or the network of an IPv6 address."""
     try:
         ip = ip_address(address.partition("%")[0])

@@ -32,9 +32,9 @@ from prometheus_client.exposition import choose_encoder
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.settings.model import HttpSettings
 from bridge.settings.secrets import read_secret_file
-from bridge.telemetry.admission import HEAD_S, Guest, Standing, one_to_go, place_of
+from bridge.telemetry.admission import HEAD_S, Guest, Standing, counted_place, one_to_go
 from bridge.telemetry.health import Health
-from bridge.telemetry.listening import hint_for, listening, reason_of, shown
+from bridge.telemetry.listening import failure_reason, hint_for, host_and_port, listening
 from bridge.telemetry.logins import Logins
 from timerstore.clock import Clock, SystemClock
 
@@ -175,7 +175,7 @@ class ManagementServer(ThreadingHTTPServer):
             listener = listening(host, port)
         except OSError as error:
             raise EnvironmentFailure(
-                f"cannot listen on {shown(host, port)}: {reason_of(error)}",
+                f"cannot listen on {host_and_port(host, port)}: {failure_reason(error)}",
                 hint=hint_for(error, "http.port"),
                 code="DB-3029",
             ) from None
@@ -218,7 +218,7 @@ class ManagementServer(ThreadingHTTPServer):
         connection = request.dup()  # the same connection: TLS makes another socket of `request`
         with self._lock:
             self._running += 1
-            self._open[connection] = Guest(place=place_of(client_address[0]), since_s=self._clock.monotonic_s())
+            self._open[connection] = Guest(place=counted_place(client_address[0]), since_s=self._clock.monotonic_s())
             gone = one_to_go(self._open, connection, guests_max=CONNECTIONS_MAX, place_max=PLACE_MAX)
         if gone is not None:
             self._cut_off(gone)

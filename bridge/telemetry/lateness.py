@@ -31,7 +31,7 @@ class RecentLateness:
     over_s: float
 
 
-class Lateness(Collector):
+class LatenessHistogram(Collector):
     """The histogram. It takes a whole transaction at once: one searchsorted and one bincount. Any thread."""
 
     _EDGES_MS: Final = np.array(LATENESS_BUCKETS_MS, dtype=np.int64)

@@ -35,12 +35,12 @@ def listening(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
-def shown(host: str, port: int) -> str:
+def host_and_port(host: str, port: int) -> str:
     """Host and port in the form of a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def reason_of(error: OSError) -> str:
+def failure_reason(error: OSError) -> str:
     """The reason of a failure of `listening`."""
     return str(error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0))
 

@@ -94,7 +94,7 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
     # A failed call to Spark raises its error. This logger would add a traceback for every call that a stop cuts off.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     clients = logging.getLogger(CLIENT_LOGGER)
-    clients.filters = [Repeats()]
+    clients.filters = [RepeatedLines()]
     logging.getLogger(JVM_LOGGER).filters = [Ration(JVM_LINES_MAX, JVM_PERIOD_S)]
 
 
@@ -112,7 +112,7 @@ class Lines(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
-class Repeats(logging.Filter):
+class RepeatedLines(logging.Filter):
     """Logs one line in ten seconds of each librdkafka client for a broker that is down, with the number of lines left
     out before it. The client writes twenty a second, all alike."""
 

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.telemetry.counts import Counts
-from bridge.telemetry.lateness import Lateness
+from bridge.telemetry.lateness import LatenessHistogram
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import Missed
 
@@ -77,7 +77,7 @@ class Metrics:
 
     def __init__(self, snapshot: Callable[[], StoreSnapshot] = StoreSnapshot) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self.lateness = Lateness()
+        self.lateness = LatenessHistogram()
         self.registry.register(_Gauges(snapshot))
         self.registry.register(self.lateness)
         # The Python process alone: the JVM is another one. The start time shows restarts.

@@ -164,7 +164,7 @@ def test_both_redrives_count_before_they_put_back(monkeypatch: pytest.MonkeyPatc
         executed.append(execute)
         return RedriveReport(back=Counter({("unknown-target", "orders"): 2}))
 
-    monkeypatch.setattr("bridge.dead_letters.redrive.redrive", put_back)
+    monkeypatch.setattr("bridge.dead_letters.redrive.redrive_letters", put_back)
     assert invoke("redrive", "--dry-run")[0] == 0 and executed == [False]
     status, out, err = invoke("redrive")
     assert (status, executed) == (2, [False, False]) and "2 dead letters would go back" in out and "--yes" in err
@@ -179,7 +179,7 @@ def test_redrive_understands_what_chooses(monkeypatch: pytest.MonkeyPatch) -> No
         chosen.append((choice, execute))
         return RedriveReport()
 
-    monkeypatch.setattr("bridge.dead_letters.redrive.redrive", put_back)
+    monkeypatch.setattr("bridge.dead_letters.redrive.redrive_letters", put_back)
     since = ["--since", "2027-01-31T08:00:00+08:00", "--due", "now", "--set-header", "a=b=c", "--execute"]
     assert invoke("redrive", "--reason", "bad-for", "--target", "t", *since)[:2] == (0, "0 dead letters put back\n")
     headers = [("a", b"b=c")]

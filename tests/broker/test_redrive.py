@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from bridge.dead_letters.redrive import Redrive, redrive
+from bridge.dead_letters.redrive import Redrive, redrive_letters
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
 from bridge.wire import headers as h
@@ -29,7 +29,7 @@ def back_in(broker: Broker, delay: str) -> list[int]:
 
 
 def run(settings: Settings, *, execute: bool = True, **choice: Any) -> RedriveReport:
-    return redrive(settings, SystemClock(), Choice(**choice), execute=execute)
+    return redrive_letters(settings, SystemClock(), Choice(**choice), execute=execute)
 
 
 def test_letters_go_back_once_by_any_filters(broker: Broker, topics: Topics) -> None:

@@ -8,7 +8,7 @@ from fastapi import Body
 from pydantic import BaseModel, ConfigDict, Field
 
 from bridge.api import cursor as cursors
-from bridge.api.models import INCOMPLETE, Filters, Text, parsed
+from bridge.api.models import INCOMPLETE, Filters, Text, parsed_parameter
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.committed_state import WHY_CHARS_MAX
 from bridge.wire.headers import AS_DUE_MS, origin_text, parse_duration, parse_until
@@ -38,9 +38,9 @@ class When(BaseModel):
         if (self.due is None) == (self.after is None):
             raise ValueError("give exactly one of due and after.")
         if self.due is not None:
-            due_ms = max(now_ms, int(parsed("due", parse_until, self.due)))
+            due_ms = max(now_ms, int(parsed_parameter("due", parse_until, self.due)))
         else:
-            due_ms = now_ms + int(parsed("after", parse_duration, self.after or ""))
+            due_ms = now_ms + int(parsed_parameter("after", parse_duration, self.after or ""))
         if due_ms >= AS_DUE_MS:
             raise ValueError("the due time lies beyond the year 9999.")
         return due_ms
@@ -70,14 +70,14 @@ class Many(Filters):
 
     def after_position(self) -> NamedPosition | None:
         """The position of the cursor. Raises ValueError for an invalid one."""
-        return None if self.cursor is None else cursors.read(self.cursor)
+        return None if self.cursor is None else cursors.read_position(self.cursor)
 
 
 class ManyMoved(Many, When):
     """The messages to move, and their new due time."""
 
 
-class Progress(BaseModel):
+class BulkProgress(BaseModel):
     """A line of the answer: the progress of the action. The last line is `complete`, or has the reason in `error`."""
 
     done: int = Field(description="The number of messages with a known outcome.")

@@ -20,11 +20,11 @@ from typing import Final
 from fastapi.responses import StreamingResponse
 
 from bridge.api import cursor as cursors
-from bridge.api.actions.bodies import Progress
+from bridge.api.actions.bodies import BulkProgress
 from bridge.api.guard import Workers
 from bridge.api.problems import Problem
 from bridge.api.routing import PREFIX, Asked
-from bridge.api.source import Commands, NotOwnedError, Order, PendingMessages
+from bridge.api.source import CommandChannel, NotOwnedError, Order, PendingMessages
 from bridge.errors import BridgeError
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import MOVED_MAX, NAMED_MAX
@@ -49,7 +49,7 @@ class Job:
     """A bulk action. `due_ms` is that of its `Order`s; `ends` are the partitions' next offsets at its beginning."""
 
     store: PendingMessages
-    commands: Commands
+    commands: CommandChannel
     query: Query
     after: NamedPosition | None
     due_ms: int | None
@@ -75,7 +75,7 @@ class Bulks:
         self._under_way = 0
 
     def answer(
-        self, lines: AsyncIterator[Progress], cursor: str | None, ended: Callable[[Progress], None]
+        self, lines: AsyncIterator[BulkProgress], cursor: str | None, ended: Callable[[BulkProgress], None]
     ) -> StreamingResponse:
         """The response with the lines of `run`, or lines like them: sending them drives the action. It begins at
         `cursor`; `ended` gets the last line. Raises Problem if too many bulk actions are under way."""
@@ -84,10 +84,10 @@ class Bulks:
         return StreamingResponse(self._lines(lines, cursor, ended), media_type=MEDIA_TYPE)
 
     async def _lines(
-        self, lines: AsyncIterator[Progress], cursor: str | None, ended: Callable[[Progress], None]
+        self, lines: AsyncIterator[BulkProgress], cursor: str | None, ended: Callable[[BulkProgress], None]
     ) -> AsyncIterator[bytes]:
         self._under_way += 1
-        last = Progress(done=0, outcomes={}, cursor=cursor, complete=False, error="broken off")
+        last = BulkProgress(done=0, outcomes={}, cursor=cursor, complete=False, error="broken off")
         try:
             async for line in lines:
                 last = line
@@ -96,16 +96,18 @@ class Bulks:
             self._under_way -= 1
             ended(last)
 
-    async def run(self, job: Job) -> AsyncIterator[Progress]:
+    async def run(self, job: Job) -> AsyncIterator[BulkProgress]:
         """Act. Yields a line after each page, and then the last one."""
         counts: Counter[Outcome] = Counter()
         pages: deque[_Page] = deque()
         after, is_last, error = job.after, False, None
         reached = job.after
 
-        def line(*, complete: bool, error: str | None = None) -> Progress:
+        def line(*, complete: bool, error: str | None = None) -> BulkProgress:
             cursor = None if complete else _text(reached)
-            return Progress(done=counts.total(), outcomes=dict(counts), cursor=cursor, complete=complete, error=error)
+            return BulkProgress(
+                done=counts.total(), outcomes=dict(counts), cursor=cursor, complete=complete, error=error
+            )
 
         try:
             while pages or not is_last:
@@ -161,4 +163,4 @@ def _answers(page: _Page) -> list[Answer]:
 
 
 def _text(position: NamedPosition | None) -> str | None:
-    return None if position is None else cursors.encode(position)
+    return None if position is None else cursors.encode_position(position)

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from bridge.api import models
-from bridge.api.actions.bodies import Acted, Many, ManyMoved, Nothing, Progress, When
+from bridge.api.actions.bodies import Acted, BulkProgress, Many, ManyMoved, Nothing, When
 from bridge.api.actions.bulk import MEDIA_TYPE, Bulks, Job
 from bridge.api.peers.bulk import everywhere
 from bridge.api.problems import Problem, not_ready
@@ -24,10 +24,10 @@ from bridge.api.routing import (
     Place,
     Responses,
     checked,
-    failed,
+    error_response,
     must_choose,
     note,
-    refusal,
+    unavailable,
 )
 from bridge.api.source import NotOwnedError, Order
 from bridge.errors import BridgeError
@@ -39,14 +39,14 @@ ANSWER_S: Final = 10.0
 Due = int | None
 
 
-def add(app: FastAPI, asked: Asked) -> None:
-    unanswered = refusal(HTTPStatus.GATEWAY_TIMEOUT, "The command is written, and has no answer yet.")
+def add_message_actions(app: FastAPI, asked: Asked) -> None:
+    unanswered = error_response(HTTPStatus.GATEWAY_TIMEOUT, "The command is written, and has no answer yet.")
     one = ACTION_REFUSALS | NOT_FOUND | unanswered
     many: Responses = ACTION_REFUSALS | {
         200: {
             "description": "With dry_run: the number of matching messages (JSON); else: the progress, line by line.",
             "model": models.Counted,
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Progress"}}},
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/BulkProgress"}}},
         },
     }
     bulks = Bulks(asked)
@@ -114,7 +114,7 @@ def add(app: FastAPI, asked: Asked) -> None:
             )
             raise Problem(HTTPStatus.GATEWAY_TIMEOUT, detail) from None
         except BridgeError as error:
-            raise failed(error) from None
+            raise unavailable(error) from None
         note(request, action, name, outcome=done.outcome.value, count=done.count)
         return Acted.of(done, name)
 
@@ -140,7 +140,7 @@ def add(app: FastAPI, asked: Asked) -> None:
         if lines is None:
             raise not_ready(asked.source.phase())
 
-        def ended(last: Progress) -> None:
+        def ended(last: BulkProgress) -> None:
             chosen = which.model_dump(mode="json", exclude_defaults=True)
             outcome = last.error or ("complete" if last.complete else "broken off")
             outcomes = {each.value: count for each, count in last.outcomes.items()}

@@ -9,12 +9,12 @@ from fastapi import Body, FastAPI, Request
 
 from bridge.api.actions.bodies import Nothing, PauseWanted, TargetPause
 from bridge.api.problems import Problem
-from bridge.api.routing import ACTION_REFUSALS, PREFIX, Asked, Topic, failed, note
+from bridge.api.routing import ACTION_REFUSALS, PREFIX, Asked, Topic, note, unavailable
 from bridge.errors import BridgeError
 from bridge.wire.headers import check_topic
 
 
-def add(app: FastAPI, asked: Asked) -> None:
+def add_target_actions(app: FastAPI, asked: Asked) -> None:
     async def put(request: Request, name: str, *, paused: bool, wanted: PauseWanted) -> TargetPause:
         try:
             name, pauses = check_topic(name), asked.source.pauses()
@@ -25,7 +25,7 @@ def add(app: FastAPI, asked: Asked) -> None:
         except ValueError as error:
             raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
         except BridgeError as error:
-            raise failed(error) from None
+            raise unavailable(error) from None
         note(request, "pause" if paused else "resume", name, changed=changed)
         return TargetPause(name=name, paused=paused, changed=changed)
 

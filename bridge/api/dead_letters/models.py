@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from bridge.api import cursor as cursors
-from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, Bulk, Text, bulk, fitting, time
+from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, Bulk, Text, bulk, fitting_answer, parse_time
 from bridge.dead_letters.listing import LetterPage, PlacedLetter
 from bridge.wire.letters import Choice, RedriveReport
 from timerstore.rows.sources import SourceName
@@ -39,8 +39,8 @@ class LetterFilters(BaseModel):
             topics=[] if self.topic is None else [self.topic],
             reasons=self.reason,
             targets=[] if self.target is None else [self.target],
-            since_ms=time("since", self.since),
-            until_ms=time("until", self.until),
+            since_ms=parse_time("since", self.since),
+            until_ms=parse_time("until", self.until),
             **more,
         )
 
@@ -115,7 +115,7 @@ class DeadLetters(BaseModel):
 
     @classmethod
     def of(cls, page: LetterPage) -> Self:
-        letters = fitting(map(DeadLetter.of, page.letters))
+        letters = fitting_answer(map(DeadLetter.of, page.letters))
         left = [placed.place for placed in page.letters[len(letters) :]]
         following = dict(page.next or {})
         for topic, partition, offset in reversed(left):  # the highest offset of each partition last

@@ -19,11 +19,11 @@ from bridge.api.routing import (
     Asked,
     Place,
     checked,
-    failed,
     must_choose,
     note,
+    unavailable,
 )
-from bridge.api.source import DeadLetters
+from bridge.api.source import DeadLetterTopics
 from bridge.errors import BridgeError
 from bridge.wire.headers import origin_text
 
@@ -33,13 +33,13 @@ REDRIVE_S: Final = 50.0
 T = TypeVar("T")
 
 
-def add(app: FastAPI, asked: Asked) -> None:
-    async def ask(work: Callable[[DeadLetters], T], within_s: float = REQUEST_S) -> T:
+def add_dead_letters(app: FastAPI, asked: Asked) -> None:
+    async def ask(work: Callable[[DeadLetterTopics], T], within_s: float = REQUEST_S) -> T:
         letters = asked.source.dead_letters()
         try:
             return await asked.workers.run(lambda: work(letters), within_s)
         except BridgeError as error:
-            raise failed(error) from None
+            raise unavailable(error) from None
 
     @app.get(f"{PREFIX}/dead-letters", operation_id="dead_letters", response_model_exclude_unset=True)
     async def dead_letters(filters: Annotated[models.LetterPageFilters, Query()]) -> models.DeadLetters:

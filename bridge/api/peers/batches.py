@@ -20,7 +20,7 @@ class BrokenOffError(Exception):
         self.rows, self.reason = rows, reason
 
 
-def batches(stream: Any) -> Generator[pa.RecordBatch, None, list[str]]:
+def read_export(stream: Any) -> Generator[pa.RecordBatch, None, list[str]]:
     """All batches of a binary file, at least one; returns the instances that did not answer. Raises BrokenOffError if
     the last batch is missing, or names another number of rows."""
     rows, metadata = 0, None

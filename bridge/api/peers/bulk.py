@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from bridge.api import cursor as cursors
-from bridge.api.actions.bodies import Progress
+from bridge.api.actions.bodies import BulkProgress
 from bridge.api.peers.client import THIS, Peers
 from bridge.wire.answers import Outcome
 
@@ -18,11 +18,11 @@ PROGRESS_S: Final = 0.5
 
 
 async def everywhere(
-    here: AsyncIterator[Progress] | None, peers: Peers, target: str, body: bytes, cursor: str | None
-) -> AsyncIterator[Progress]:
+    here: AsyncIterator[BulkProgress] | None, peers: Peers, target: str, body: bytes, cursor: str | None
+) -> AsyncIterator[BulkProgress]:
     """The progress of all instances. `here` is the action of this instance; None: it cannot act now. `cursor` is the
     request's."""
-    nothing = Progress(done=0, outcomes={}, cursor=cursor, complete=False)
+    nothing = BulkProgress(done=0, outcomes={}, cursor=cursor, complete=False)
     last = dict.fromkeys((THIS, *peers.others()), nothing)
     is_over = threading.Event()
 
@@ -33,9 +33,9 @@ async def everywhere(
 
     async def follow(url: str) -> None:
         def tell(text: bytes) -> bool:
-            line = Progress.model_validate_json(text)
+            line = BulkProgress.model_validate_json(text)
             if line.cursor is not None:
-                cursors.decode(line.cursor)
+                cursors.decode_position(line.cursor)
             last[url] = line
             return not is_over.is_set()
 
@@ -61,7 +61,7 @@ async def everywhere(
     yield _sum(last, [who for who, line in last.items() if not line.complete and line.error is None])
 
 
-def _sum(last: Mapping[str, Progress], silent: list[str]) -> Progress:
+def _sum(last: Mapping[str, BulkProgress], silent: list[str]) -> BulkProgress:
     """The progress of all: its cursor is the earliest one. The `silent` instances ended without a result."""
     outcomes: Counter[Outcome] = Counter()
     for line in last.values():
@@ -69,10 +69,10 @@ def _sum(last: Mapping[str, Progress], silent: list[str]) -> Progress:
     left = [line.cursor for line in last.values() if not line.complete]
     errors = [f"{who}: {line.error}" for who, line in last.items() if line.error is not None]
     errors += [f"{who}: no answer, or an incomplete one" for who in silent]
-    return Progress(
+    return BulkProgress(
         done=sum(line.done for line in last.values()),
         outcomes=dict(outcomes),
-        cursor=None if None in left else min(filter(None, left), key=cursors.decode, default=None),
+        cursor=None if None in left else min(filter(None, left), key=cursors.decode_position, default=None),
         complete=not left,
         error="; ".join(errors) if errors else None,
         **({"incomplete": silent} if silent else {}),

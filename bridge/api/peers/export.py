@@ -10,18 +10,18 @@ from http import HTTPStatus
 
 import pyarrow as pa
 
-from bridge.api.peers.batches import BrokenOffError, batches
+from bridge.api.peers.batches import BrokenOffError, read_export
 from bridge.api.peers.client import Reply
 from bridge.api.problems import Problem
-from bridge.api.source import Export
+from bridge.api.source import BatchStream
 from timerstore.operations.export import SCHEMA
 
 
 class Everywhere:
-    """An `Export` made of those of several instances."""
+    """A `BatchStream` made of those of several instances."""
 
-    def __init__(self, here: Export | None, streams: Sequence[Reply]) -> None:
-        self._left: deque[Export] = deque([] if here is None else [here])
+    def __init__(self, here: BatchStream | None, streams: Sequence[Reply]) -> None:
+        self._left: deque[BatchStream] = deque([] if here is None else [here])
         self._left.extend(_There(each) for each in streams)
 
     def __next__(self) -> pa.RecordBatch:
@@ -41,7 +41,7 @@ class Everywhere:
 
 class _There:
     def __init__(self, reply: Reply) -> None:
-        self._url, self._stream, self._batches = reply.url, reply.stream, batches(reply.stream)
+        self._url, self._stream, self._batches = reply.url, reply.stream, read_export(reply.stream)
 
     def __next__(self) -> pa.RecordBatch:
         try:

@@ -160,7 +160,7 @@ def _merged(path: str, scope: Scope, replies: Sequence[Reply]) -> Response:
     try:
         if path in merge.LISTS:
             limit = int(parse_qs(scope["query_string"].decode("latin-1")).get("limit", [str(LIMIT_DEFAULT)])[0])
-            merged = merge.messages(answers, limit, merge.LISTS[path])
+            merged = merge.merge_messages(answers, limit, merge.LISTS[path])
         else:
             merged = merge.MERGED[path](answers)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

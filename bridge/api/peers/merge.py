@@ -20,28 +20,28 @@ Json = dict[str, Any]
 BY_TARGET_MAX: Final = 100
 
 
-def messages(answers: Sequence[Json], limit: int, name: str = "messages") -> Json:
+def merge_messages(answers: Sequence[Json], limit: int, name: str = "messages") -> Json:
     """A page: the rows up to the earliest end of the instances' pages. Later ones may lack rows in between."""
-    ends = [cursors.decode(answer["next"]) for answer in answers if answer["next"] is not None]
+    ends = [cursors.decode_position(answer["next"]) for answer in answers if answer["next"] is not None]
     end = min(ends, default=None)
     rows = sorted((row for answer in answers for row in answer[name]), key=_position)
     whole = [row for row in rows if end is None or _position(row) <= end]
     page = _fitting(whole[:limit])
     if len(page) < len(whole):
         end = _position(page[-1])
-    return {name: page, "next": None if end is None else cursors.encode(end)}
+    return {name: page, "next": None if end is None else cursors.encode_position(end)}
 
 
-def count(answers: Sequence[Json]) -> Json:
+def merge_counts(answers: Sequence[Json]) -> Json:
     return {"count": _sum(answers, "count"), "exact": all(answer["exact"] for answer in answers)}
 
 
-def timeline(answers: Sequence[Json]) -> Json:
+def merge_timelines(answers: Sequence[Json]) -> Json:
     counts = [sum(column) for column in zip(*(answer["counts"] for answer in answers), strict=True)]
     return {"before": _sum(answers, "before"), "counts": counts, "after": _sum(answers, "after")}
 
 
-def targets(answers: Sequence[Json]) -> Json:
+def merge_targets(answers: Sequence[Json]) -> Json:
     """Each target in the worst state that an instance reports of it."""
     merged: dict[str, Json] = {}
     for target in (target for answer in answers for target in answer["targets"]):
@@ -54,7 +54,7 @@ def targets(answers: Sequence[Json]) -> Json:
     return {"targets": sorted(merged.values(), key=lambda target: (not target["failing_partitions"], target["name"]))}
 
 
-def summary(answers: Sequence[Json]) -> Json:
+def merge_summaries(answers: Sequence[Json]) -> Json:
     """Sums of counts, and the worst of other values. Phase, reader and the like are those of the first answer."""
     first = answers[0]
     nexts = [answer["next_at"] for answer in answers if answer["next_at"] is not None]
@@ -97,10 +97,10 @@ def summary(answers: Sequence[Json]) -> Json:
 
 
 MERGED: Final[Mapping[str, Callable[[Sequence[Json]], Json]]] = {
-    "/summary": summary,
-    "/count": count,
-    "/timeline": timeline,
-    "/targets": targets,
+    "/summary": merge_summaries,
+    "/count": merge_counts,
+    "/timeline": merge_timelines,
+    "/targets": merge_targets,
 }
 """The merging function by path."""
 LISTS: Final = {"/messages": "messages", "/schedules": "schedules"}

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from bridge.api.source import (
-    Commands,
-    DeadLetters,
-    Export,
+    BatchStream,
+    CommandChannel,
+    DeadLetterTopics,
     NotOwnedError,
     Order,
     Overview,
-    Pauses,
+    PauseControl,
     PendingMessages,
 )
 from bridge.dead_letters.listing import LetterPage, PlacedLetter
@@ -102,7 +102,7 @@ class Store:
         """Behind all messages."""
         return {("delay", n): max((row.offset + 1 for row in self.rows), default=0) for n in (0, 1)}
 
-    def export(self, query: Query, now_ms: int, *, bulky: bool) -> Export:  # noqa: ARG002 - as the store has it
+    def export(self, query: Query, now_ms: int, *, bulky: bool) -> BatchStream:  # noqa: ARG002 - as the store has it
         """A batch for each row, with little in it: tests of what is in it have a real store."""
         assert now_ms == NOW_MS
         self._note(query)
@@ -137,7 +137,7 @@ def _fits(query: Query, row: PendingRow) -> bool:
 
 @dataclass
 class Dispatcher:
-    """`Commands` that are answered at once, as the store has it; those of `silent` offsets are not."""
+    """A `CommandChannel` that answers at once, as the store has it; commands of `silent` offsets have no answer."""
 
     store: Store
     sent: list[Order] = field(default_factory=list)
@@ -194,7 +194,7 @@ def letter(offset: int, **values: Any) -> PlacedLetter:
 
 @dataclass
 class Letters:
-    """`DeadLetters` in a list."""
+    """`DeadLetterTopics` in a list."""
 
     rows: list[PlacedLetter] = field(default_factory=list)
     chosen: list[Choice] = field(default_factory=list)
@@ -230,7 +230,7 @@ class Letters:
 
 @dataclass
 class Paused:
-    """`Pauses` in a set."""
+    """A `PauseControl` with a set."""
 
     found: set[str] = field(default_factory=set)
     said: list[tuple[int | None, str]] = field(default_factory=list)
@@ -272,15 +272,15 @@ class Bridge:
         if self.dispatcher is None and self.store is not None:
             self.dispatcher = Dispatcher(self.store)
 
-    def commands(self) -> Commands | None:
+    def commands(self) -> CommandChannel | None:
         """As it was set."""
         return self.dispatcher
 
-    def dead_letters(self) -> DeadLetters:
+    def dead_letters(self) -> DeadLetterTopics:
         """As it was set."""
         return self.letters
 
-    def pauses(self) -> Pauses:
+    def pauses(self) -> PauseControl:
         """As it was set."""
         return self.paused
 

@@ -114,10 +114,10 @@ def test_a_merged_page_has_the_same_bound() -> None:
         {"messages": [{"at": n, "topic": "t", "partition": i, "offset": n, "key": key} for n in range(i, 300, 3)]}
         for i in range(3)
     ]
-    merged = merge.messages([each | {"next": None} for each in answers], 1_000)
+    merged = merge.merge_messages([each | {"next": None} for each in answers], 1_000)
     offsets = [row["offset"] for row in merged["messages"]]
     assert len(json.dumps(merged)) <= ANSWER_BYTES_MAX + SLACK_BYTES and offsets == list(range(len(offsets)))
-    assert cursors.decode(merged["next"])[3] == offsets[-1]
+    assert cursors.decode_position(merged["next"])[3] == offsets[-1]
 
 
 @pytest.mark.parametrize("path", ["messages/delay/0/0", "dead-letters/delay.dlt/0/1"])

@@ -23,7 +23,7 @@ from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.source import PendingMessages
 from bridge.commands.api_client import ApiClient
 from bridge.commands.cli import app
-from bridge.commands.export import batches
+from bridge.commands.export import export_batches
 from bridge.errors import EnvironmentFailure
 from bridge.settings.model import HttpSettings
 from bridge.telemetry.http import Protection
@@ -88,7 +88,7 @@ def api(served: Listener) -> ApiClient:
 
 
 def read(served: Listener, parameters: Sequence[tuple[str, str]] = ()) -> pa.Table:
-    return pa.Table.from_batches(batches(api(served), parameters)).sort_by("offset")
+    return pa.Table.from_batches(export_batches(api(served), parameters)).sort_by("offset")
 
 
 def delay_bridge(served: Listener, *words: str) -> Any:

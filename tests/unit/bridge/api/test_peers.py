@@ -20,7 +20,7 @@ from bridge.api import cursor as cursors
 from bridge.api.actions import bulk
 from bridge.api.listener import Listener
 from bridge.api.peers import merge
-from bridge.api.peers.batches import BrokenOffError, batches
+from bridge.api.peers.batches import BrokenOffError, read_export
 from bridge.commands.api_client import ApiClient
 from bridge.settings.model import HttpSettings
 from bridge.telemetry.health import Phase
@@ -194,7 +194,7 @@ def test_a_bulk_action_says_who_did_not_act_and_goes_on_behind_what_all_have_don
         last = act(urls[0], "messages/cancel", {})[-1]
         assert (last["done"], last["complete"], "incomplete" in last) == (14, False, False)
         assert last["error"].startswith(f"{urls[1]}: no answers within")
-        assert cursors.read(last["cursor"])[1:3] == ("delay", 1)
+        assert cursors.read_position(last["cursor"])[1:3] == ("delay", 1)
         other.dispatcher.silent = set()
         again = act(urls[0], "messages/cancel", {"cursor": last["cursor"]})[-1]
         assert (again["outcomes"], again["complete"]) == ({"cancelled": 4}, True)
@@ -227,7 +227,7 @@ def test_an_export_has_the_messages_of_all() -> None:
         request = Request(f"{url}/api/v1/export?target=orders", headers={"Authorization": f"Bearer {TOKEN}"})
         rows, stream, silent = [], None, []
         with urlopen(request, timeout=30) as response:
-            stream = batches(response)
+            stream = read_export(response)
             while True:
                 try:
                     rows += [(row["partition"], row["offset"]) for row in next(stream).to_pylist()]
@@ -262,7 +262,7 @@ def test_an_export_breaks_off_with_an_instance_that_does(monkeypatch: pytest.Mon
     with instances(one, other) as urls:
         request = Request(f"{urls[0]}/api/v1/export", headers={"Authorization": f"Bearer {TOKEN}"})
         with urlopen(request, timeout=30) as response, pytest.raises(BrokenOffError):
-            list(batches(response))
+            list(read_export(response))
     assert closed
 
 
@@ -280,16 +280,16 @@ def test_merged_pages_have_each_message_once_in_order(rows: int, count: int, lim
         left = [each for each in mine if after is None or key(each) > after]
         size = chance.randint(1, limit)
         shown = left[:size]
-        return {"messages": shown, "next": cursors.encode(key(shown[-1])) if len(left) > size else None}
+        return {"messages": shown, "next": cursors.encode_position(key(shown[-1])) if len(left) > size else None}
 
     found: list[dict[str, Any]] = []
     after, is_last = None, False
     while not is_last:
-        merged = merge.messages([page(instance, after) for instance in range(count)], limit)
+        merged = merge.merge_messages([page(instance, after) for instance in range(count)], limit)
         assert len(merged["messages"]) <= limit
         found += merged["messages"]
         is_last = merged["next"] is None
-        after = None if is_last else cursors.decode(merged["next"])
+        after = None if is_last else cursors.decode_position(merged["next"])
     assert found == sorted(messages, key=key)
 
 
@@ -297,7 +297,7 @@ def test_merged_pages_have_each_message_once_in_order(rows: int, count: int, lim
 def test_an_instance_of_another_version_is_no_bug_of_this_one(body: dict[str, Any]) -> None:
     """What cannot be merged is an error that the fan-out answers with 503."""
     with pytest.raises((KeyError, TypeError, ValueError)):
-        merge.messages([{"messages": [], "next": None}, body, {"messages": [{}], "next": None}], 10)
+        merge.merge_messages([{"messages": [], "next": None}, body, {"messages": [{}], "next": None}], 10)
 
 
 def test_an_instance_of_the_first_version_says_nothing_of_pauses() -> None:
@@ -309,5 +309,5 @@ def test_an_instance_of_the_first_version_says_nothing_of_pauses() -> None:
         "retention_headroom_s": {}, "disk": disk, "failing": [],
     }  # fmt: skip
     paused = [{"name": "orders", "paused_s": 5.0}]
-    merged = merge.summary([old | {"paused": paused}, old])
+    merged = merge.merge_summaries([old | {"paused": paused}, old])
     assert (merged["pending"], merged["paused"]) == (2, paused)

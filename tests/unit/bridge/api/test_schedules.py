@@ -67,7 +67,7 @@ def test_a_parameter_that_is_misspelled() -> None:
 
 def test_a_cursor_of_a_partition_that_is_not_known() -> None:
     """As for messages, the answer says to begin anew."""
-    cursor = cursors.encode((NOW_MS, "other", 0, 1))
+    cursor = cursors.encode_position((NOW_MS, "other", 0, 1))
     answer = client(Store()).get("/api/v1/schedules", params={"cursor": cursor})
     assert (answer.status_code, answer.headers["Content-Type"]) == (400, "application/problem+json")
     assert "a partition that this instance does not know" in answer.json()["detail"]
@@ -88,13 +88,13 @@ def run(monkeypatch: pytest.MonkeyPatch, store: Store, *arguments: str) -> tuple
 def test_the_command_lists_and_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row for each; all that is known of one; status 1 for what does not come again."""
     store = Store(message(0), message(1, schedule='{"every":"1h","times":"5"}', tick=4, due_ms=NOW_MS, id="a"))
-    cells = ["delay/0/1", pending.time(NOW_MS), "4", "orders", "a", "every=1h times=5"]
+    cells = ["delay/0/1", pending.format_time(NOW_MS), "4", "orders", "a", "every=1h times=5"]
     assert run(monkeypatch, store, "list") == (0, "\t".join(cells) + "\n")
     status, shown = run(monkeypatch, store, "get", "delay/0/1")
     assert status == 0
     assert [line.split()[1] for line in shown.splitlines() if line.startswith("next")] == [
-        pending.time(NOW_MS),
-        pending.time(NOW_MS + HOUR),
+        pending.format_time(NOW_MS),
+        pending.format_time(NOW_MS + HOUR),
     ]
     assert run(monkeypatch, store, "get", "delay/0/0")[0] == 1
     assert '"tick": 4' in run(monkeypatch, store, "list", "--output", "json")[1]

@@ -151,7 +151,7 @@ def test_filters_reach_the_api_as_they_are_meant(api: Api) -> None:
 
 def test_a_message_can_be_asked_for_by_every_state() -> None:
     """The store's, by their names."""
-    assert {state.value for state in pending.State} == set(PendingState)
+    assert {state.value for state in pending.StateOption} == set(PendingState)
 
 
 def test_a_list_asks_with_the_same_filters(api: Api) -> None:

@@ -16,7 +16,7 @@ from bridge.runtime.gauges import Lag, snapshot
 from bridge.settings.model import Settings
 from bridge.telemetry.health import Health
 from bridge.telemetry.http import Protection
-from bridge.telemetry.lateness import Lateness
+from bridge.telemetry.lateness import LatenessHistogram
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.api.fakes import Paused
 from tests.unit.timerstore.entries import Record
@@ -31,7 +31,7 @@ def answers(rig: Rig, health: Health, clock: ManualClock) -> Answers:
         pipeline=lambda: cast(Any, SimpleNamespace(store=rig.store)),
         targets=lambda: None,
         gauges=lambda: snapshot(rig.store, Settings.of({}), clock.now_ms(), lag, None),
-        lateness=Lateness(),
+        lateness=LatenessHistogram(),
         health=health,
         lag=lag,
         clock=clock,

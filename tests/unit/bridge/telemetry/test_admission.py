@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.telemetry.admission import Guest, Standing, one_to_go, place_of
+from bridge.telemetry.admission import Guest, Standing, counted_place, one_to_go
 
 GUESTS = st.lists(
     st.builds(
@@ -42,7 +42,7 @@ def test_strangers_go_first_and_an_address_displaces_its_own(found: list[Guest],
 
 def test_an_ipv6_network_is_one_place() -> None:
     """A machine has all of its addresses; an IPv4 address is the same on a socket that takes both."""
-    assert place_of("2001:db8::1") == place_of("2001:db8::ffff:2") != place_of("2001:db8:0:1::1")
-    assert place_of("::ffff:192.0.2.7") == place_of("192.0.2.7") == "192.0.2.7" != place_of("192.0.2.8")
-    assert place_of("fe80::1%eth0") == place_of("fe80::2%eth0")
-    assert place_of("not an address") == "not an address"
+    assert counted_place("2001:db8::1") == counted_place("2001:db8::ffff:2") != counted_place("2001:db8:0:1::1")
+    assert counted_place("::ffff:192.0.2.7") == counted_place("192.0.2.7") == "192.0.2.7" != counted_place("192.0.2.8")
+    assert counted_place("fe80::1%eth0") == counted_place("fe80::2%eth0")
+    assert counted_place("not an address") == "not an address"

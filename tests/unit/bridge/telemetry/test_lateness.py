@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bridge.telemetry.lateness import NOTE_INTERVAL_S, RECENT_S, Lateness, RecentLateness
+from bridge.telemetry.lateness import NOTE_INTERVAL_S, RECENT_S, LatenessHistogram, RecentLateness
 
 
 def test_only_the_last_minutes_count() -> None:
     """What was late before them does not; before the first look nothing is known."""
-    lateness = Lateness()
+    lateness = LatenessHistogram()
     assert lateness.recent(0) is None
     lateness.note(0)
     assert lateness.recent(3) == RecentLateness(delivered=0, p99_ms=None, over_s=3)
@@ -29,7 +29,7 @@ def test_only_the_last_minutes_count() -> None:
 )
 def test_the_quantile_is_prometheus_s(observed: list[int], p99_ms: float) -> None:
     """Evenly within a bucket; beyond the last edge, that edge."""
-    lateness = Lateness()
+    lateness = LatenessHistogram()
     lateness.note(0)
     lateness.observe(np.array(observed))
     found = lateness.recent(1)

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.dead_letters.reading import BATCH_ROWS, READ_TIMEOUT_S, batches
+from bridge.dead_letters.reading import BATCH_ROWS, READ_TIMEOUT_S, record_batches
 from bridge.dead_letters.redrive import CALL_TIMEOUT_S
 from bridge.errors import StateError
 from bridge.kafka.admin import Watermarks
@@ -168,7 +168,7 @@ def test_a_slow_commit_is_not_taken_for_topics_that_are_not_read() -> None:
     found = iter([records, [], [message(BATCH_ROWS), message(BATCH_ROWS + 1, ends)]])
     consumer = mock.Mock(consume=lambda *_: next(found))
     sizes = []
-    for batch in batches(consumer, {place: Watermarks(start=0, end=BATCH_ROWS + 1)}, clock):
+    for batch in record_batches(consumer, {place: Watermarks(start=0, end=BATCH_ROWS + 1)}, clock):
         sizes.append(len(batch))
         clock.advance(int(1_000 * (READ_TIMEOUT_S + CALL_TIMEOUT_S)))
     assert sizes == [BATCH_ROWS, 1]

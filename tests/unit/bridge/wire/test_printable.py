@@ -45,7 +45,7 @@ def test_no_line_of_redrive_steers_the_terminal(monkeypatch: pytest.MonkeyPatch)
     report = RedriveReport()
     report.back[HOSTILE, HOSTILE] = 1
     report.broken["bad-target", HOSTILE] = 1
-    monkeypatch.setattr("bridge.dead_letters.redrive.redrive", lambda *_, **__: report)
+    monkeypatch.setattr("bridge.dead_letters.redrive.redrive_letters", lambda *_, **__: report)
     status, out, _ = invoke("redrive", "--dry-run")
     assert status == 0
     assert_harmless(out, 3)
