@@ -41,7 +41,7 @@ from timerstore.operations import find
 from timerstore.rows.position import AT_MAX
 
 PAGES_MAX: Final = 100
-"""The most pages of a search for one message: each page without it has gone through millions of rows."""
+"""Maximum number of pages of a search for one message: each page without it has gone through millions of rows."""
 
 NO_JSON: Final = "The body is not JSON: send a JSON object in UTF-8, or no body if the action needs none."
 SCHEMES: Final = {

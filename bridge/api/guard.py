@@ -197,7 +197,7 @@ class Workers:
             threading.Thread(target=process, name="api-request", daemon=True).start()
         except RuntimeError:  # the machine has no more threads
             self._free.release()
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No thread could be started. Try again.") from None
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No thread is available. Try again.") from None
         try:
             await asyncio.wait_for(asyncio.wrap_future(done), within_s)
         except TimeoutError:

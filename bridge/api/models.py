@@ -18,17 +18,17 @@ from timerstore.rows.position import OFFSET_MAX
 from timerstore.rows.sources import NamedPosition
 
 PREVIEW_BYTES_MAX: Final = KEY_BYTES_MAX
-"""The most bytes of a shown key, value or header."""
+"""Maximum number of shown bytes of a key, value or header."""
 ANSWER_BYTES_MAX: Final = 1 << 20
-"""The most bytes of a list in an answer: a page ends before."""
+"""Maximum number of bytes of a list in an answer: a page ends before."""
 HEADERS_MAX: Final = 100
-"""The most shown headers of a message."""
+"""Maximum number of shown headers of a message."""
 NAME_LENGTH_MAX: Final = 250
-"""The most characters of a shown header name."""
+"""Maximum number of shown characters of a header name."""
 LIMIT_DEFAULT: Final = 100
 EDGES_MAX: Final = 101
 TEXT_LENGTH_MAX: Final = 8_192
-"""The most characters of a filter; a request has no room for more."""
+"""Maximum number of characters of a filter; a request has no room for more."""
 
 OWN_PREFIX: Final = "delay-"
 """The prefix of the headers that the bridge reads and writes."""
@@ -88,7 +88,7 @@ class PageFilters(Filters):
     """The filters, and a page of the list."""
 
     cursor: Text | None = Field(default=None, description="The previous page's `next`.")
-    limit: int = Field(default=LIMIT_DEFAULT, ge=1, le=ROWS_MAX, description="The most messages of a page.")
+    limit: int = Field(default=LIMIT_DEFAULT, ge=1, le=ROWS_MAX, description="Maximum number of messages.")
 
     def after(self) -> NamedPosition | None:
         """The position before the page. Raises ValueError for an invalid cursor."""

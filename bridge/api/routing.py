@@ -24,7 +24,7 @@ from timerstore.rows.position import OFFSET_MAX
 
 PREFIX: Final = "/api/v1"
 FILTER_LENGTH_MAX: Final = 500
-"""The most characters of an action's filter in the log."""
+"""Maximum number of characters of an action's filter in the log."""
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)

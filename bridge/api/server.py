@@ -29,7 +29,7 @@ from bridge.telemetry.http import Certificate
 
 CONNECTIONS_MAX: Final = 64
 PLACE_MAX: Final = 24
-"""The most connections of one address without credentials: fewer than the requests that run at a time."""
+"""Maximum number of connections of one address without credentials: fewer than the requests that run at a time."""
 CONNECTION_S: Final = 60.0
 """The longest life of a connection, unless it carries an export or a bulk action: these have limits of their own."""
 IDLE_S: Final = 5
@@ -38,7 +38,7 @@ ACCEPT_S: Final = 1.0
 """The rest after a failed accept: the process has no more file descriptors."""
 BEAT_TICKS: Final = 10
 LINE_BYTES_MAX: Final = 16_384
-"""The most bytes of a request's line and headers."""
+"""Maximum number of bytes of a request's line and headers."""
 
 log = structlog.get_logger("bridge.api.server")
 

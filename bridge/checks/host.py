@@ -57,7 +57,7 @@ def check_directory(context: Context) -> Iterator[Finding]:
 def _of_room(directory: Path, free: int, flush: int, *, has_index: bool) -> Finding:
     detail = f"{directory.resolve()}, {free / 2**30:.1f} GiB free"
     if free < 2 * flush:
-        remedy = "free some space: a segment, and its successor while it is written, must fit"
+        remedy = "free some space, for a segment and its successor"
         return (warned if has_index else failed)("directory", detail, remedy)
     if free < 20 * flush:
         remedy = "free some space: pending messages are kept here"

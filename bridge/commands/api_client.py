@@ -25,7 +25,7 @@ from bridge.settings.secrets import read_secret_file
 
 PREFIX: Final = "/api/v1/"
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""The most bytes of an answer. A page of a thousand messages has far fewer; only another server sends more."""
+"""Maximum number of bytes of an answer. A page of a thousand messages has far fewer; only another server sends more."""
 LINE_BYTES_MAX: Final = 1 << 20
 ACTION: Final = {"X-Delay-Bridge-Action": "1", "Content-Type": "application/json"}
 """Headers of an action."""

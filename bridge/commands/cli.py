@@ -208,7 +208,7 @@ def redrive(
     reason: Annotated[list[str] | None, typer.Option(help="Only with this delay-reason; may be repeated.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="Only for this target; may be repeated.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only rejected since: RFC 3339 with a zone, or epoch ms.")
+        str | None, typer.Option(metavar="TIME", help="Only rejected from this time on: RFC 3339, or epoch ms.")
     ] = None,
     due: dead_letters.DueOption = dead_letters.Due.ORIGINAL,
     set_header: dead_letters.SetHeaderOption = None,
@@ -259,16 +259,16 @@ def send(
     other_topic: Annotated[str | None, typer.Option("--topic", hidden=True)] = None,
     at: Annotated[str | None, typer.Option(help="Due time: RFC 3339 with a zone, or epoch milliseconds.")] = None,
     after: Annotated[str | None, typer.Option(help="Delay from now: 250ms, 90s, 1h30m, 7d, PT15M.")] = None,
-    every: Annotated[str | None, typer.Option(help="Recurs at this interval: 15m, 1d.")] = None,
+    every: Annotated[str | None, typer.Option(help="Repeat at this interval: 15m, 1d.")] = None,
     anchor: Annotated[
-        str | None, typer.Option(help="For --every: the origin of the intervals; RFC 3339, or epoch milliseconds.")
+        str | None, typer.Option(help="For --every: the start of the intervals; RFC 3339, or epoch milliseconds.")
     ] = None,
-    cron: Annotated[str | None, typer.Option(help="Recurs at these times: '0 9 * * MON-FRI'.")] = None,
+    cron: Annotated[str | None, typer.Option(help="Repeat at these times: '0 9 * * MON-FRI'.")] = None,
     time_zone: Annotated[str, typer.Option(help="For --cron: an IANA name.")] = "UTC",
     end: Annotated[
         str | None, typer.Option(help="No ticks after: RFC 3339 with a zone, or epoch milliseconds.")
     ] = None,
-    times: Annotated[int | None, typer.Option(help="The largest number of ticks.")] = None,
+    times: Annotated[int | None, typer.Option(help="Maximum number of ticks.")] = None,
     missed: Annotated[Missed, typer.Option(help="The ticks to deliver of several missed ones.")] = Missed.LAST,
     key: Annotated[str | None, typer.Option(help="Key of the message.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Header; may be repeated.")] = None,

@@ -36,9 +36,9 @@ class LetterOptions:
     target: Annotated[str | None, typer.Option("--target", help="Only for this target.")] = None
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="Only written since: RFC 3339 with a zone, or epoch ms."),
+        typer.Option("--since", metavar="TIME", help="Only written from this time on: RFC 3339, or epoch ms."),
     ] = None
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only written before.")] = None
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only written before this time.")] = None
 
     def parameters(self) -> list[tuple[str, str]]:
         """The parameters of the API."""

@@ -108,9 +108,11 @@ class MessageOptions:
     ] = None
     due_from: Annotated[
         str | None,
-        typer.Option("--due-from", metavar="TIME", help="Only due from then on: RFC 3339 with a zone, or epoch ms."),
+        typer.Option("--due-from", metavar="TIME", help="Only due from this time on: RFC 3339, or epoch ms."),
     ] = None
-    due_until: Annotated[str | None, typer.Option("--due-until", metavar="TIME", help="Only due before then.")] = None
+    due_until: Annotated[str | None, typer.Option("--due-until", metavar="TIME", help="Only due before this time.")] = (
+        None
+    )
     state: Annotated[
         list[StateOption] | None,
         typer.Option("--state", help="Only in this state; may be repeated. Default: all except cancelled."),
@@ -150,7 +152,7 @@ class SearchOptions(MessageOptions):
 class Listing:
     """Options of a list of one page."""
 
-    limit: Annotated[int, typer.Option("--limit", help="The most lines to show.", min=1, max=PAGE_MAX)] = 100
+    limit: Annotated[int, typer.Option("--limit", help="Maximum number of lines.", min=1, max=PAGE_MAX)] = 100
     cursor: CursorOption = None
     output: OutputOption = OutputFormat.TEXT
 
@@ -180,7 +182,7 @@ class Listing:
 def list_messages(
     search: SearchOptions,
     connection: Connection,
-    limit: Annotated[int, typer.Option(help="The most messages to show.", min=1)] = 100,
+    limit: Annotated[int, typer.Option(help="Maximum number of messages.", min=1)] = 100,
     cursor: CursorOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Show all messages, without a limit.")] = False,
     output: OutputOption = OutputFormat.TEXT,

@@ -32,7 +32,7 @@ PIECE_ROWS: Final = 1_000
 """Records in a piece, of all partitions together."""
 PIECE_ROWS_MIN: Final = 20
 ROWS_MAX: Final = 20_000
-"""The most records to read for a page, and the most to read for the notes after it."""
+"""Maximum number of records to read for a page, and again for the notes after it."""
 KEY_BYTES_MAX: Final = 4_097
 """Bytes of a key in a page: one more than the shown bytes, so that a longer key is known to be longer."""
 

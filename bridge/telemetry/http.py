@@ -46,10 +46,9 @@ TOKEN_PATTERN: Final = "[A-Za-z0-9._~+/=-]{16,1024}"
 CONNECTION_S: Final = 10.0
 CONNECTIONS_MAX: Final = 32  # more on a management port are a mistake or an attack
 PLACE_MAX: Final = 16
-"""The most connections of one address."""
+"""Maximum number of connections of one address."""
 THREADS_MAX: Final = 4 * CONNECTIONS_MAX
-"""The most threads of requests. A thread ends soon after its connection, unless the store hangs, and the thread with
-it."""
+"""Maximum number of threads of requests. A thread ends soon after its connection, unless it hangs with the store."""
 STOP_LOOK_S: Final = 0.25
 """The interval of the look for a stop: the end of the process waits for half of it on average."""
 

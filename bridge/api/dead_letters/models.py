@@ -15,7 +15,7 @@ from timerstore.rows.sources import SourceName
 
 LIMIT_MAX: Final = 1_000
 HEADERS_MAX: Final = 100
-"""The most headers that a redrive sets."""
+"""Maximum number of headers that a redrive sets."""
 
 HeaderName = Annotated[str, StringConstraints(min_length=1, max_length=250)]
 
@@ -26,7 +26,7 @@ class LetterFilters(BaseModel):
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
     topic: Text | None = Field(default=None, description="The delay topic that they come from.")
-    reason: list[Text] = Field(default=[], max_length=50, description="Their reasons: one of these.")
+    reason: list[Text] = Field(default=[], max_length=50, description="The reason: one of these.")
     target: Text | None = Field(default=None, description="Their target.")
     since: Text | None = Field(
         default=None, description="The earliest time of their records: RFC 3339 with a zone, or epoch ms."
@@ -49,7 +49,7 @@ class LetterPageFilters(LetterFilters):
     """The filters, and a page of the list."""
 
     cursor: Text | None = Field(default=None, description="The previous page's `next`.")
-    limit: int = Field(default=LIMIT_DEFAULT, ge=1, le=LIMIT_MAX, description="The most letters of a page.")
+    limit: int = Field(default=LIMIT_DEFAULT, ge=1, le=LIMIT_MAX, description="Maximum number of letters.")
 
     def below(self) -> dict[SourceName, int] | None:
         """The page's end offsets. Raises ValueError for an invalid cursor."""
