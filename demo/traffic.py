@@ -77,14 +77,14 @@ class Sender:
         due_ms = self._clock.now_ms() + delay_ms if number % 2 else None
         when: dict[str, Any] = {"after": timedelta(milliseconds=delay_ms)} if due_ms is None else {"at": due_ms}
 
-        def told(error: KafkaError | None, message: Message) -> None:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._failure = error
                 return
             origin = f"{message.topic()}/{message.partition()}/{message.offset()}"
             self._ledger.acknowledged(number, message.timestamp()[1] + delay_ms if due_ms is None else due_ms, origin)
 
-        self._client.send(plan.topic, plan.value, plan.key, list(plan.headers), on_delivery=told, **when)
+        self._client.send(plan.topic, plan.value, plan.key, list(plan.headers), on_delivery=on_delivery, **when)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -340,6 +340,6 @@ def _summary(overview: Overview, phase: Phase, *, is_writable: bool) -> models.S
         ],
         paused=[
             models.PausedTarget(name=name, paused_s=round(paused_s, 1))
-            for name, paused_s in sorted(gauges.paused_s.items(), key=lambda each: -each[1])
+            for name, paused_s in sorted(gauges.paused_s.items(), key=lambda item: -item[1])
         ],
     )

@@ -87,13 +87,13 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        asked = Headers(scope=scope)
-        who = self._protection.who(asked.get("Authorization"))
+        request_headers = Headers(scope=scope)
+        who = self._protection.who(request_headers.get("Authorization"))
         scope.setdefault("state", {})[WHO] = who
-        refused, headers = self._refused(asked, scope["method"], who), {}
+        refused, headers = self._refused(request_headers, scope["method"], who), {}
         if refused is not None:
             if refused.status is HTTPStatus.UNAUTHORIZED:
-                if "Authorization" in asked:
+                if "Authorization" in request_headers:
                     self._logins.failed((scope.get("client") or ("", 0))[0], scope["path"])
                 headers["WWW-Authenticate"] = 'Basic realm="delay-bridge", charset="UTF-8"'
             await refused.response(headers)(scope, receive, send_secured)

@@ -85,7 +85,7 @@ def check_directory_identity(context: Context) -> Iterator[Finding]:
         yield failed(name, detail, _WRONG_DIRECTORY, error=StateError)
         return
     ids = context.cluster.topic_ids(context.settings.delay_topics)
-    for topic in sorted(t for t, known in identity.topic_ids.items() if ids.get(t, known) != known):
+    for topic in sorted(t for t, old in identity.topic_ids.items() if ids.get(t, old) != old):
         detail = f"topic {topic} was deleted and created again after {directory} was written"
         yield failed(name, detail, _WRONG_DIRECTORY, error=StateError)
     yield ok(name, f"belongs to cluster {cluster_id}")
@@ -173,9 +173,9 @@ def check_java_client(context: Context) -> Iterator[Finding]:
     if ran.returncode == 0:
         yield ok(name, "the brokers answer it")
     else:
-        said = Redactor(context.settings.secrets())("; ".join(dict.fromkeys(ran.stdout.split("\n"))).strip("; "))
+        output = Redactor(context.settings.secrets())("; ".join(dict.fromkeys(ran.stdout.split("\n"))).strip("; "))
         remedy = "correct security.protocol, sasl.* and ssl.* under kafka.common: librdkafka accepts them"
-        yield failed(name, f"Spark's client cannot be used: {said or 'it does not start'}", remedy)
+        yield failed(name, f"Spark's client cannot be used: {output or 'it does not start'}", remedy)
 
 
 def _java_libraries() -> Path:

@@ -163,7 +163,7 @@ def _put(
 
 def _is_known(api: ApiClient, target: str) -> bool:
     """Whether the bridge has delivered to a target, or has messages for it."""
-    if any(known.get("name") == target for known in pending.objects(api, api.get("targets"), "targets")):
+    if any(row.get("name") == target for row in pending.objects(api, api.get("targets"), "targets")):
         return True
     count = api.get("count", [("target", target)]).get("count")
     return isinstance(count, int) and count > 0

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, Message
 from bridge.client import DelayClient, remedy_of
 from bridge.commands.api_client import Absent, ApiClient
 from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of, with_unit
-from bridge.commands.replies import NOTHING, Replies, Told, topic_of_answers
+from bridge.commands.replies import NOTHING, AnswerTally, Replies, topic_of_answers
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
 from bridge.kafka.reach import refuse_unreachable
 from bridge.settings.model import Settings
@@ -90,14 +90,14 @@ class ChangeOptions:
                     topic = self.reply_to or topic_of_answers(settings, delay_topic)
                     replies = stack.enter_context(Replies(consumer_properties(settings), topic, SystemClock()))
                     about |= {"reply_to": topic, "on_delivery": partial(_taken, taken)}
-                known = "" if replies is not None else f"; {_known(settings, self.id, place)}"
+                remark = "" if replies is not None else f"; {_remark(settings, self.id, place)}"
                 try:
                     command(client, place, about)
                 except ValueError as error:
                     hint = "Give the id of the message; for a move, either --at or --after."
                     raise ConfigurationError(f"invalid command: {error}", hint=hint, code="DB-1003") from None
                 client.flush()
-                say(f"{verb} of {self.id or self.origin} sent to {delay_topic}{known}", err=True)
+                say(f"{verb} of {self.id or self.origin} sent to {delay_topic}{remark}", err=True)
                 if replies is not None:
                     commands = [f"{record.topic()}/{record.partition()}/{record.offset()}" for record in taken]
                     named = None if place is None else len(place[2])
@@ -141,7 +141,7 @@ def move_message(
     change.move("move", until, None if after_ms is None else timedelta(milliseconds=after_ms))
 
 
-def _known(settings: Settings, id: str | None, place: Origins | None) -> str:
+def _remark(settings: Settings, id: str | None, place: Origins | None) -> str:
     """Whether the API knows the message before the command is sent, in words; the settings have its address."""
     names = (
         [("id", id or "")] if place is None else [("origin", f"{place[0]}/{place[1]}/{offset}") for offset in place[2]]
@@ -161,11 +161,11 @@ def _taken(taken: list[Message], error: KafkaError | None, message: Message) -> 
     taken.append(message)
 
 
-def _report(name: str, told: Told) -> None:
+def _report(name: str, tally: AnswerTally) -> None:
     """Print the outcomes. Raises typer.Exit with 1 unless all named messages were changed."""
-    for outcome, count in told.counts.items():
-        origins = told.origins.get(outcome, [])
-        if outcome in NOTHING and not told.is_nothing:
+    for outcome, count in tally.counts.items():
+        origins = tally.origins.get(outcome, [])
+        if outcome in NOTHING and not tally.is_nothing:
             continue
         for origin in origins:
             say(f"{origin}: {outcome}")
@@ -173,7 +173,7 @@ def _report(name: str, told: Told) -> None:
             say(f"no pending message has the id {name}", err=True)
         elif count > len(origins):
             say(f"{name}: {outcome} {count - len(origins)}{' more' * bool(origins)}")
-    if not told.has_changed:
+    if not tally.has_changed:
         raise typer.Exit(1)
 
 

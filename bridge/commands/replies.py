@@ -32,7 +32,7 @@ NOTHING: Final = (Outcome.NOT_PENDING,)
 
 
 @dataclass(slots=True, kw_only=True)
-class Told:
+class AnswerTally:
     """The number of messages of each outcome, and their origins in the answers."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -60,10 +60,10 @@ class Replies:
         """`properties` are a consumer's, with a group id. Raises EnvironmentFailure for an unreadable topic."""
         self._tail, self._clock = Tail(properties, [topic]), clock
 
-    def wait(self, commands: Collection[str], timeout_s: float, named: int | None = None) -> Told:
+    def wait(self, commands: Collection[str], timeout_s: float, named: int | None = None) -> AnswerTally:
         """Wait for the answers to all `commands`, the places of their records. The answers to a command by origin are
         complete with `named` messages. Raises EnvironmentFailure at the end of the time."""
-        left, told = set(commands), Told()
+        left, tally = set(commands), AnswerTally()
         answered = 0
         deadline_s = self._clock.monotonic_s() + timeout_s
         while left:
@@ -79,14 +79,14 @@ class Replies:
             if message is None or (answer := _read(message, commands)) is None:
                 continue
             command, outcome, count, origins = answer
-            told.add(outcome, count, origins)
+            tally.add(outcome, count, origins)
             answered += count
             if named is None or answered >= named:
                 left.discard(command)
         while (message := self._tail.next(MORE_S)) is not None:  # a command by id has one for each outcome, in sequence
             if (answer := _read(message, commands)) is not None:
-                told.add(*answer[1:])
-        return told
+                tally.add(*answer[1:])
+        return tally
 
     def __enter__(self) -> Self:
         return self

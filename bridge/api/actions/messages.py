@@ -135,15 +135,15 @@ def add_message_actions(app: FastAPI, asked: Asked) -> None:
         if others is not None:
             # All instances get the same due time, by the clock of this one.
             when = {"due": str(due_ms)} if action == "move" else {}
-            told = which.model_dump(mode="json", exclude_defaults=True, exclude={"due", "after"}) | when
-            lines = everywhere(lines, others, request.url.path, json.dumps(told).encode(), which.cursor)
+            body = which.model_dump(mode="json", exclude_defaults=True, exclude={"due", "after"}) | when
+            lines = everywhere(lines, others, request.url.path, json.dumps(body).encode(), which.cursor)
         if lines is None:
             raise not_ready(asked.source.phase())
 
         def ended(last: BulkProgress) -> None:
             chosen = which.model_dump(mode="json", exclude_defaults=True)
             outcome = last.error or ("complete" if last.complete else "broken off")
-            outcomes = {each.value: count for each, count in last.outcomes.items()}
+            outcomes = {kind.value: count for kind, count in last.outcomes.items()}
             note(request, action, chosen, outcome=outcome, count=last.done, outcomes=outcomes)
 
         return bulks.answer(lines, which.cursor, ended)

@@ -44,16 +44,16 @@ async def everywhere(
             del last[url]
 
     tasks = [asyncio.create_task(work) for work in (act(), *map(follow, peers.others()))]
-    waiting, told = set(tasks), _sum(last, [])
+    waiting, sent = set(tasks), _sum(last, [])
     try:
         while waiting:
             done, waiting = await asyncio.wait(waiting, timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
             line = _sum(last, [])
-            if waiting and line != told:
+            if waiting and line != sent:
                 yield line
-                told = line
+                sent = line
     finally:
         is_over.set()
         for task in tasks:

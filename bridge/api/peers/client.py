@@ -107,8 +107,8 @@ class Peers:
         return await self._run(self._followers, url, read, FOLLOW_S)
 
     async def _all(self, wait_s: float, ask: Callable[[str], Reply]) -> list[Reply]:
-        asked = [self._run(self._workers, url, lambda url=url: ask(url), wait_s) for url in self.others()]  # type: ignore[misc]
-        return [reply for reply in await asyncio.gather(*asked) if reply.instance != self.instance]
+        requests = [self._run(self._workers, url, lambda url=url: ask(url), wait_s) for url in self.others()]  # type: ignore[misc]
+        return [reply for reply in await asyncio.gather(*requests) if reply.instance != self.instance]
 
     async def _run(self, workers: Workers, url: str, work: Callable[[], Reply], wait_s: float) -> Reply:
         try:

@@ -22,7 +22,7 @@ class Everywhere:
 
     def __init__(self, here: BatchStream | None, streams: Sequence[Reply]) -> None:
         self._left: deque[BatchStream] = deque([] if here is None else [here])
-        self._left.extend(_There(each) for each in streams)
+        self._left.extend(_There(reply) for reply in streams)
 
     def __next__(self) -> pa.RecordBatch:
         """The next batch. Raises Problem if an instance breaks off."""

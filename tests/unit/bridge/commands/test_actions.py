@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from bridge.api.listener import Listener
 from bridge.api.source import Order
 from bridge.commands import change
-from bridge.commands.change import WAIT, _known
+from bridge.commands.change import WAIT, _remark
 from bridge.commands.cli import app
 from bridge.settings.load import load
 from bridge.settings.model import Settings
@@ -65,8 +65,8 @@ def test_a_command_says_what_is_known_by_its_name_before_it_is_sent(
         ("id-1", None, known), ("nosuch", None, nothing), (None, ("delay", 0, (3,)), known),
         (None, ("delay", 0, (33,)), nothing), (None, ("delay", 0, (3, 4)), unasked), ("", None, unasked),
     ):  # fmt: skip
-        assert _known(settings, id, origins).startswith(said)
-    assert _known(Settings.of({"http": {"api_port": 1}}), "id-1", None).startswith(unasked)
+        assert _remark(settings, id, origins).startswith(said)
+    assert _remark(Settings.of({"http": {"api_port": 1}}), "id-1", None).startswith(unasked)
 
 
 def test_one_message_by_its_origin(bridge: Bridge, served: list[str]) -> None:
