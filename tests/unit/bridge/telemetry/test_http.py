@@ -370,5 +370,5 @@ def test_a_certificate_that_cannot_be_used_is_an_error_with_its_key(tmp_path: Pa
     settings = Settings.of({"http": {"certificate_file": str(tmp_path / "chain"), "key_file": str(tmp_path / "none")}})
     with pytest.raises(ConfigurationError, match=r"http\.certificate_file"):
         Protection.of(settings.http)
-    with pytest.raises(ConfigurationError, match="go together"):
+    with pytest.raises(ConfigurationError, match="belong together"):
         Settings.of({"http": {"user": "scraper"}})
