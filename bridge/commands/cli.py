@@ -80,7 +80,7 @@ class Reset(Enum):
 
 
 @app.command("run")
-def run_bridge(config: ConfigOption = None) -> None:
+def run_until_signal(config: ConfigOption = None) -> None:
     """Run the bridge until SIGTERM or SIGINT."""
     with output_that_may_go(), failures_as_one_line() as redact:
         allocator.restrain()
