@@ -165,8 +165,8 @@ def test_a_slow_commit_is_not_taken_for_topics_that_are_not_read() -> None:
     place, clock = ("delay.dlt", 0), ManualClock()
     ends = KafkaError(KafkaError._PARTITION_EOF)
     records = [message(offset) for offset in range(BATCH_ROWS)]
-    found = iter([records, [], [message(BATCH_ROWS), message(BATCH_ROWS + 1, ends)]])
-    consumer = mock.Mock(consume=lambda *_: next(found))
+    polled = iter([*records, None, message(BATCH_ROWS), message(BATCH_ROWS + 1, ends)])
+    consumer = mock.Mock(poll=lambda *_: next(polled))
     sizes = []
     for batch in record_batches(consumer, {place: Watermarks(start=0, end=BATCH_ROWS + 1)}, clock):
         sizes.append(len(batch))
