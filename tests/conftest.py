@@ -36,14 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    """What a run depends on beside the source."""
-    header = [f"pace: {pace.factor():g} (deadlines are so many times as long)"]
+    """The conditions of a run beside the source."""
+    header = [f"pace: {pace.factor():g} (a factor of all deadlines)"]
     return [*header, f"seed: {seed()} ({SEED} repeats it)"] if IS_NIGHTLY else header
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests are marked by what they need, and wait longer on a slow machine. Those of the night run in the night."""
+    """Tests are marked by their needs, and wait longer on a slow machine. Those of the night run in the night."""
     if not IS_NIGHTLY:
         later = [item for item in items if item.get_closest_marker("nightly") is not None]
         config.hook.pytest_deselected(items=later)
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """What was loaded stays to the end: full collections, of which a session has thousands, leave it alone."""
+    """Loaded objects stay to the end: full collections, of which a session has thousands, skip them."""
     gc.collect()
     gc.freeze()
 

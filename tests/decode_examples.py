@@ -1,5 +1,5 @@
-"""Records of delay topics, and what they decode to, by hand: the judge of both engines (tests/spark/test_decode.py runs
-Spark's, tests/unit/bridge/ingest/test_decode_records.py the one in Python, for which no JVM is needed)."""
+"""Records of delay topics, and their decoded rows, written by hand: the judge of both engines
+(tests/spark/test_decode.py runs Spark's, tests/unit/bridge/ingest/test_decode_records.py Python's, without a JVM)."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ KEYED_COMMANDS: list[tuple[Some, dict[str, Any]]] = [
     ([("delay-cancel", "a"), ("delay-cancel-origin", "{topic}/0/7")], {"kind": 2, "reason": "two-times"}),
     ([("delay-for", "5s")], {"kind": 2, "reason": "two-times"}),
 ]
-"""Records with a key and no value, and what they are where a dialect takes the key for the id: native commands are
+"""Records with a key and no value, in a dialect whose key is the id: native commands are
 themselves, and the bridge's own, too; all else cancels the key."""
 
 
@@ -397,7 +397,7 @@ EDGES: list[tuple[Row, Row]] = [
             "1" * 16,
         )
     ),
-    # White space that counts, and what does not; NUL; digits of other scripts.
+    # White space with and without a meaning; NUL; digits of other scripts.
     (_for("\r\n\t 1s \t\n\r"), _due(TS, TS + 1_000)),
     *(
         (_for(text), _refused(RejectReason.BAD_FOR))

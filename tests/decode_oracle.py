@@ -105,7 +105,7 @@ def _recurring_oracle(row: Row, times: list[str], said: dict[str, bytes | None],
 
 
 def _command_oracle(row: Row, found: dict[str, bytes | None], entry: Row) -> Row:
-    """What it decodes to, whose time is right."""
+    """The decoded row of a record with a valid time."""
     [command] = [name for name in h.COMMANDS if name in found]
     reason = RejectReason.BAD_ID
     try:
@@ -138,7 +138,7 @@ def _number(value: bytes | None) -> int | None:
 
 
 def _copy_oracle(row: Row, found: dict[str, bytes | None], times: int, parameters: DecodeParameters) -> Row:
-    """What a record decodes to that says that it is a copy, whoever wrote it: bounded as an original is."""
+    """The decoded row of a record that claims to be a copy, from any writer: bounded like an original."""
     ts, window = row["ts"], parameters.roll_window_ms
     numbers = {name: _number(found[name]) if name in found else None for name in h.COPY}
     origin, due, rolls, attempt, at, *_ = numbers.values()

@@ -1,4 +1,4 @@
-"""What became of each test, for `.ci/run`: a plugin of pytest.
+"""The outcome of each test, for `.ci/run`: a plugin of pytest.
 
 --outcomes FILE         writes {test: passed, failed or skipped}; a test with parameters is as bad as its worst
 --allowed-skips FILE    fails the run if a test is skipped for a reason that none of the file's lines matches
@@ -18,7 +18,7 @@ WORST_FIRST: Final = ("failed", "skipped", "passed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("delay-bridge")
-    group.addoption("--outcomes", type=Path, metavar="FILE", help="write what became of each test")
+    group.addoption("--outcomes", type=Path, metavar="FILE", help="write the outcome of each test")
     group.addoption("--allowed-skips", type=Path, metavar="FILE", help="regular expressions, one a line")
 
 

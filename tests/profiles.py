@@ -23,7 +23,7 @@ SEED_OF_DAY: Final = 20_261_126
 
 
 def seed() -> int:
-    """What is drawn follows from it. It is the same in all processes of a session."""
+    """All examples follow from it. It is the same in all processes of a session."""
     given = os.environ.get(SEED)
     if given is None:
         drawn = random.SystemRandom().randrange(1 << 32) if IS_NIGHTLY else SEED_OF_DAY

@@ -14,7 +14,7 @@ from dev.browser import browser
 from dev.harness.pace import scaled
 
 EXPECTED_MS: Final = 5_000
-"""By default of what is looked at."""
+"""The default deadline of an expectation."""
 ARGUMENTS = ("--no-sandbox", "--no-zygote", "--font-render-hinting=none", "--disable-webgl")
 
 

@@ -1,4 +1,4 @@
-"""The page of a bridge that is made up, in a browser that notes whatever goes wrong."""
+"""The page of a fictitious bridge, in a browser that notes all errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def hostile_letter() -> Any:
 
 
 def bridge(*rows: PendingRow, **gauges: Any) -> Bridge:
-    """Counts are those of its rows, but for what is given."""
+    """Counts are those of its rows, except for given ones."""
     found = rows or tuple(orders())
     pending = [row for row in found if row.state is not PendingState.CANCELLED]
     targets = [row.target for row in pending]
@@ -109,7 +109,7 @@ def starting() -> Phase:
 def looking(
     chromium: Browser, at: Bridge, path: str = "/", *, is_writable: bool = False, base_path: str = "", **options: Any
 ) -> Iterator[tuple[Page, list[str]]]:
-    """The page at a path, when it shows something, and what the browser complains of. `options` as for a context."""
+    """The page at a path, once it shows a view, and the browser's complaints. `options` as for a context."""
     complaints: list[str] = []
 
     def note(said: ConsoleMessage) -> None:

@@ -1,4 +1,4 @@
-"""Actions in a real Chromium: each says what it will do and to how much, does it, and says what has happened."""
+"""Actions in a real Chromium: each describes itself and counts its messages, runs, and shows the outcome."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_each_dialog_is_sound(chromium: Browser, path: str, look: str) -> None:
         for action in DIALOGS[path]:
             button = ask_for(page, action)
             expect(dialog(page)).not_to_contain_text("Counting")
-            assert not serious(page, "dialog")  # the rest stays as it was, and out of reach
+            assert not serious(page, "dialog")  # the rest does not change, and is out of reach
             assert page.evaluate("document.querySelector('dialog').scrollWidth <= innerWidth")
             expect(button).to_be_visible()
             page.keyboard.press("Escape")
@@ -151,7 +151,7 @@ def test_what_fails_says_why(chromium: Browser) -> None:
 
 
 def test_all_that_fit_are_cancelled(chromium: Browser) -> None:
-    """Counted first; the number has to be typed; the list shows what is left."""
+    """Counted first; the number has to be typed; the list shows the rest."""
     there = bridge()
     assert there.store is not None
     with looking(chromium, there, "/messages?target=orders&state=waiting", is_writable=True) as (page, complaints):
@@ -212,7 +212,7 @@ def test_without_a_filter_all_are_meant(chromium: Browser) -> None:
 
 
 def test_what_takes_long_can_be_stopped(chromium: Browser) -> None:
-    """What was done stays done, and the page says that."""
+    """Finished parts stay finished, and the page says so."""
     there = bridge()
     dispatcher(there).silent = set(range(200))
     with looking(chromium, there, "/messages?target=payments", is_writable=True) as (page, _):
@@ -338,7 +338,7 @@ def test_a_filter_stays_text_in_the_dialog(chromium: Browser) -> None:
 
 
 def test_instances_that_do_not_answer_are_named(chromium: Browser) -> None:
-    """What they have is left out of all numbers."""
+    """All numbers leave their messages out."""
 
     def lacking(route: Route) -> None:
         answer: dict[str, Any] = route.fetch().json()

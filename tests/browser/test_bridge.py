@@ -1,4 +1,4 @@
-"""The page of a real bridge on a real broker: what is done there is what consumers see."""
+"""The page of a real bridge on a real broker: consumers see the effect of each action."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.system.broker import Broker
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 SEEN_MS: Final = scaled(60_000)
-"""For what the page shows when it asks again."""
+"""For a later refresh of the page."""
 PAUSED_S: Final = 90
-"""What was put off while its target was paused comes half a minute later."""
+"""Messages that a pause has put off come half a minute later."""
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def test_what_is_cancelled_moved_and_delivered_there_is_what_consumers_see(
 def test_a_schedule_is_run_paused_and_resumed(
     chromium: Browser, broker: Broker, topics: Topics, tmp_path: Path
 ) -> None:
-    """Run now is a tick more; what is paused has no next tick until it is resumed."""
+    """Run now is an extra tick; a paused schedule has no next tick until it is resumed."""
     delay, orders = topics.delay(), topics.create("orders")
     client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 0}, delay)
     with operated(chromium, broker, delay, tmp_path) as page, Reader(broker.bootstrap, [orders]) as reader:

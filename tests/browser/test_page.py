@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what an operator sees, does and reads, and what a hostile producer cannot do."""
+"""The page in a real Chromium: an operator's views and actions, and the limits of a hostile producer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_each_view_is_sound(chromium: Browser, path: str, look: str) -> None:
 
 
 def test_filters_are_the_address(chromium: Browser) -> None:
-    """What is asked for is in the address; that address shows the same again, and back leads to what was before."""
+    """The filters are in the address; it shows the same again, and back leads to the previous view."""
     wanted = [row for row in orders() if row.target == "orders" and row.state is PendingState.WAITING]
     with looking(chromium, bridge(), "/messages") as (page, complaints):
         expect(page.locator("caption")).to_contain_text(
@@ -112,7 +112,7 @@ def test_pages_have_each_message_once(chromium: Browser) -> None:
 
 
 def test_each_number_leads_to_what_it_counts(chromium: Browser) -> None:
-    """Overdue, a target, a bar: as many messages fit as the number said."""
+    """Overdue, a target, a bar: the number of matching messages."""
     every = bridge()
     assert every.store is not None
     with looking(chromium, every) as (page, complaints):
@@ -281,7 +281,7 @@ def test_markup_is_refused_by_the_browser_itself(chromium: Browser) -> None:
 
 
 def test_a_keyboard_is_enough(chromium: Browser) -> None:
-    """Skip, walk through the bars with the arrows, open what they count; the focus outlasts an update."""
+    """Skip, walk through the bars with the arrows, open their messages; the focus outlasts an update."""
     there = bridge()
     with looking(chromium, there) as (page, complaints):
         page.keyboard.press("Tab")
@@ -331,7 +331,7 @@ def test_it_asks_only_while_it_is_looked_at(chromium: Browser) -> None:
 
 
 def test_a_bridge_that_cannot_tell_says_why(chromium: Browser) -> None:
-    """While it starts; what was shown before is marked as old, and comes back by itself."""
+    """While it starts; the old view is marked as stale, and recovers by itself."""
     there = Bridge(None, starting())
     with looking(chromium, there) as (page, _):
         expect(page.locator("#notice")).to_contain_text("records up to the committed offsets")
@@ -367,6 +367,6 @@ def test_pictures_of_the_documentation(chromium: Browser, name: str) -> None:
 
 
 def picture(page: Page, path: str) -> None:
-    """What fits a screen."""
+    """The visible part."""
     size = page.viewport_size or DESKTOP
     page.screenshot(path=path, clip={"x": 0, "y": 0, "width": size["width"], "height": size["height"]})

@@ -1,4 +1,4 @@
-"""What modules there are, and what they import: read as text, nothing is run."""
+"""The modules and their imports: read as text, without running them."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def environment(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def parse(words: Sequence[str], group: Any = COMMAND, parent: Any = None) -> None:
-    """Let the command line read `delay-bridge ...` without running it. Raises for what it does not know."""
+    """Let the command line read `delay-bridge ...` without running it. Raises for unknown words."""
     with group.make_context("delay-bridge", [words[0]], parent=parent, resilient_parsing=True) as context:
         command = group.get_command(context, words[0])
         assert command is not None, f"there is no command {words[0]}"

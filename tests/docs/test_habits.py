@@ -1,4 +1,4 @@
-"""Habits of the code that a machine can check: who reads a clock, what is pure, that every module says what it is."""
+"""Habits of the code that a machine can check: the reader of the clock, pure modules, a docstring for every module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.paths import ROOT
 PACKAGES: Final = ("bridge", "timerstore")
 PROGRAMS: Final = (*PACKAGES, "dev", "demo", "bench", "release")
 
-# Without IO, threads and processes: what they do depends on their arguments alone, so tests need nothing but values.
+# Without IO, threads and processes: results depend on the arguments alone, so tests need only values.
 PURE: Final = (
     *(
         "bridge/wire/headers.py",

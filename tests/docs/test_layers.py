@@ -21,12 +21,12 @@ BRIDGE: Final = (
 LAYERS: Final = tuple(f"timerstore/{name}" for name in STORE) + tuple(f"bridge/{name}" for name in BRIDGE)
 """From the lowest to the highest: folders, and the modules that stand beside them."""
 PROGRAMS: Final = {"dev", "demo", "bench", "release", "tests"}
-"""What the installed packages never know."""
+"""Unknown to the installed packages."""
 FOREIGN: Final = {"pyspark", "py4j", "confluent_kafka", "bridge"} | PROGRAMS
-"""What the store never knows."""
+"""Unknown to the store."""
 
 WITH_SPARK: Final = {"bridge/analysis.py", "bridge/install/class_archive.py"}
-"""What loads PySpark when it is loaded itself."""
+"""Modules that load PySpark with themselves."""
 
 
 def layer_of(path: str) -> str:

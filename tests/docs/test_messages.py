@@ -27,7 +27,7 @@ from tests.paths import ROOT
 
 
 def documented(*headings: str) -> dict[str, int]:
-    """What is set as code in the document, with its line; with `headings` only in a table's columns of such names."""
+    """The document's code spans, with their lines; with `headings` only in a table's columns of such names."""
     found: dict[str, int] = {}
     columns: list[int] = []
     for number, line in enumerate((ROOT / DOCUMENT).read_text(encoding="utf-8").splitlines(), start=1):
@@ -48,7 +48,7 @@ def documented(*headings: str) -> dict[str, int]:
     ids=["values", "events", "findings", "states"],
 )
 def test_every_message_is_explained(collect: Callable[[], Iterator[tuple[str, str]]]) -> None:
-    """Whoever searches the document for what the bridge has said finds it."""
+    """A search of the document for a message finds it."""
     said = {normal(text): place for text, place in collect() if has_words(text)}
     assert len(said) > 20, "the collector no longer finds them"
     absent = {text: place for text, place in said.items() if text not in documented()}
@@ -56,7 +56,7 @@ def test_every_message_is_explained(collect: Callable[[], Iterator[tuple[str, st
 
 
 def test_no_message_is_explained_that_nobody_says() -> None:
-    """What was reworded or removed goes from the document, too."""
+    """The document has no reworded or removed messages."""
     collectors = (errors, values, lambda: events("info", "warning", "error", "exception"), check_texts, states)
     said = {normal(text) for collect in collectors for text, _ in collect()}
     listed = documented("message", "event", "detail", "reasons", "phase")
@@ -67,7 +67,7 @@ def test_no_message_is_explained_that_nobody_says() -> None:
 
 @pytest.mark.parametrize("code", ["f'{a!r} is no {b}{c}'", "'… is no ' + x", "f'{a} is ' + ('no ' if b else 'a ') + d"])
 def test_the_collector_reads_all_ways_of_writing(code: str) -> None:
-    """The document cannot be held to what the collector does not see."""
+    """The collector sees every text that the document must have."""
     assert "… is no …" in [normal(text) for text in texts(ast.parse(code, mode="eval").body)]
 
 

@@ -94,7 +94,7 @@ def main() -> int:
         prog="tests.injections", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("kafka", nargs="*", default=[kafka_version()], metavar="VERSION", help="default: %(default)s")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no piece after so long")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="minutes after which no piece begins")
     parser.add_argument("--state", type=Path, default=Path(".cache/injections.json"))
     parser.add_argument("--only", action="append", help="combinations with this text in their name")
     parser.add_argument("--at-once", type=int, default=2, help="pieces at the same time (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""What the bridge exposes when everything has happened once: names of samples, and their labels."""
+"""The bridge's metrics after each event has happened once: names of samples, and their labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.telemetry.metrics import Metrics, StoreSnapshot
 
 @cache
 def _samples() -> dict[str, frozenset[str]]:
-    # What may be unknown is a gauge only when it is known, and what has labels only with a value.
+    # A gauge without a known value, or with labels, is exposed only with a value.
     known = {field.name: 1 for field in dataclasses.fields(StoreSnapshot) if field.default is None}
     metrics = Metrics(
         lambda: StoreSnapshot(

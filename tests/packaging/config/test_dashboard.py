@@ -44,7 +44,7 @@ def test_queries_ask_for_what_the_bridge_exposes() -> None:
 
 
 def test_every_metric_that_tells_of_delivery_is_shown() -> None:
-    """What the bridge counts is on the dashboard, but for what only a debugger wants."""
+    """The dashboard has every metric, except for those for debugging."""
     part = re.compile(r"_(bucket|sum|count)$")
     shown = {part.sub("", name) for _, query in queries() for name in re.findall(r"\bdelay_bridge_\w+", query)}
     told = {part.sub("", name) for name in exposed() if name.startswith("delay_bridge_")}

@@ -1,6 +1,6 @@
 """A Kubernetes API with controllers and a scheduler, but without machines: of every pod is said that it is ready.
 
-What is accepted, defaulted, admitted and rolled out is Kubernetes' own; images, probes and volumes are never looked at.
+Validation, defaults, admission and roll-outs are Kubernetes' own; images, probes and volumes are not used.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Kubernetes:
         )
 
     def kubectl(self, *arguments: str, given: str | None = None) -> str:
-        """Run it; returns standard output. Raises AssertionError with what it said."""
+        """Run it; returns standard output. Raises AssertionError with its output."""
         command = [str(directory() / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
         ran = subprocess.run(command, input=given, capture_output=True, text=True, timeout=CALL_S_MAX, check=False)
         assert ran.returncode == 0, f"kubectl {' '.join(arguments)}: {ran.stderr}"
@@ -147,7 +147,7 @@ def running(scratch: Path) -> Iterator[Kubernetes]:
 
 @contextmanager
 def pretending(cluster: Kubernetes) -> Iterator[None]:
-    """In place of a kubelet: a pod with a node is ready, one that is to be deleted is gone."""
+    """In place of a kubelet: a pod with a node is ready, a deleted pod is gone."""
     stop = threading.Event()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The chart: its values are refused or rendered, and what is rendered is what Kubernetes and the bridge accept."""
+"""The chart: it refuses or renders values, and Kubernetes and the bridge accept its manifests."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_schema_refuses(values: dict[str, Any], place: str) -> None:
     ids=["every key", "templates and references", "numbers and names"],
 )
 def test_the_schema_takes_what_the_bridge_takes(config: dict[str, Any]) -> None:
-    """Every key of config/bridge.yaml with its default, and what is known only later."""
+    """Every key of config/bridge.yaml with its default, and values that are known only later."""
     jsonschema.validate({"config": config}, json.loads((CHART / "values.schema.json").read_text()))
 
 

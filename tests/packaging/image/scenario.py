@@ -26,7 +26,7 @@ MEMORY: Final = "1536m"
 
 
 def main(image: str, network: str, user: str) -> dict[str, Any]:
-    """Start, deliver, stop; returns what was seen."""
+    """Start, deliver, stop; returns the observations."""
     client = docker.from_env()
     (port,) = free_ports(1)
     with EmbeddedBroker(tmpfs=True) as broker:

@@ -87,7 +87,7 @@ def test_the_jars_are_those_that_the_image_is_pinned_to() -> None:
 
 
 def test_both_locks_name_the_same_versions() -> None:
-    """What is tested is what is in the image."""
+    """The tests run with the image's versions."""
     pattern = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
     tested = dict(pattern.findall((ROOT / "requirements.lock").read_text()))
     shipped = dict(pattern.findall((ROOT / "requirements.runtime.lock").read_text()))

@@ -45,7 +45,7 @@ def test_what_is_left_out_is_what_is_not_listed(tmp_path: Path) -> None:
     listed = sbom.image_jars(tmp_path, tmp_path / "none")
     subprocess.run([ROOT / "release" / "leave-out.sh", sbom.UNUSED, tmp_path], check=True)
     assert sorted(tmp_path.rglob("*.jar"), key=lambda jar: jar.name) == listed
-    assert not any(path.is_dir() for path in tmp_path.iterdir()), "of no use when it is empty"
+    assert not any(path.is_dir() for path in tmp_path.iterdir()), "an empty folder is left"
 
 
 def test_the_list_of_groups_has_no_more_than_it_needs(components: dict[str, sbom.Component]) -> None:
@@ -72,7 +72,7 @@ def test_what_is_shaded_into_a_jar_is_listed_with_it(tmp_path: Path) -> None:
 
 
 def test_a_jar_without_a_group_is_an_error(tmp_path: Path) -> None:
-    """A new version of Spark brings new jars: a developer must say what they are."""
+    """A new version of Spark brings new jars: a developer must name them."""
     jar = tmp_path / "unheard-of-1.0.jar"
     with zipfile.ZipFile(jar, "w") as archive:
         archive.writestr("a", "")

@@ -53,7 +53,7 @@ def ledger(*arrivals: Record) -> Ledger:
 
 
 def test_once_and_on_time_is_good() -> None:
-    """One arrival at or after its due time, as it was planned: nothing to complain of."""
+    """One arrival at or after its due time, according to the plan: no complaint."""
     for at_ms in (1_000, 1_003):
         balance = ledger(replace(ON_TIME, timestamp_ms=at_ms)).balance()
         assert balance == Balance()
@@ -91,7 +91,7 @@ def test_a_forged_due_header_does_not_hide_an_early_arrival() -> None:
 
 
 def test_a_second_arrival_cannot_be_excused_by_a_good_first_one() -> None:
-    """Every further arrival counts, and each must be what was planned."""
+    """Every further arrival counts, and each must match the plan."""
     balance = ledger(ON_TIME, ON_TIME, replace(ON_TIME, value=b"other")).balance()
     assert (balance.delivered, balance.doubled, balance.altered) == (1, [0, 0], [0])
 

@@ -18,7 +18,7 @@ def test_a_slow_core_and_a_missing_one_both_count(slow: float, cores: int, facto
 
 
 def test_every_process_of_a_session_has_its_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is announced is found by this process, and in the environment of those that it starts."""
+    """This process finds the announced factor, and so do its children in their environment."""
     monkeypatch.setenv(pace.VARIABLE, "1")
     try:
         pace.announce(2.5)

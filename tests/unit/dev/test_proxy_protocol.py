@@ -1,4 +1,4 @@
-"""What the proxy reads of Kafka's protocol, in layouts that the tests' own clients do not ask for."""
+"""The proxy's reading of Kafka's protocol, in layouts that the tests' own clients do not request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PORT: Final = struct.pack(">i", 9092)
 def test_addresses_are_replaced_in_every_layout(
     api: Api, version: int, before: bytes, host: bytes, after: bytes
 ) -> None:
-    """All else stays as it is."""
+    """All else is unchanged."""
     written = b"\x0a127.0.0.1" if host is NEW else b"\x00\x09127.0.0.1"
     expected = before + written + struct.pack(">i", 1) + after
     assert with_addresses(request(api, version), before + host + PORT + after, local) == expected
