@@ -208,7 +208,7 @@ def test_a_stop_and_a_start_of_the_same_name_keep_the_partitions(broker: Broker,
 
 @pytest.mark.fault("a reset of offsets while a target is paused")
 def test_a_reset_keeps_pauses(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """A reset keeps the pauses of every readable state, whatever the other states are."""
+    """A reset keeps the pauses of every readable state, also beside unreadable ones."""
     delay = topics.delay(partitions=3)
     settings = settings_for(broker.bootstrap, delay)
     pause = Pause(name="orders", changed_ms=7, why="repairs")
