@@ -23,7 +23,7 @@ from typing import Any
 
 from bench import dead_target
 from bench.bridge import WARMED, Bridge, bridge_on_broker, pause, run_program, warm_up
-from bench.bulk import bulk
+from bench.bulk import bulk_cancel
 from bench.costs import costs
 from bench.load import VALUE_BYTES
 from bench.lookups import lookups
@@ -219,7 +219,7 @@ SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "killed-target": partial(dead, killed=True),
     "pending": pending,
     "lookups": lookups,
-    "bulk": bulk,
+    "bulk": bulk_cancel,
     "soak": soak,
     "outages": outages,
 }

@@ -18,7 +18,7 @@ ANSWER_S: Final = 120
 TOKEN: Final = "of-this-benchmark-only"
 
 
-def bulk(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
+def bulk_cancel(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
     """Of --messages that wait for an hour or two, one request cancels the 100,000 of one target."""
     token = bridge.directory / "token"
     token.write_text(TOKEN)

@@ -82,7 +82,7 @@ appender.file.layout.pattern = %d %p %c{{1}}: %m%n
 GUARD: Final = 'read -r _; kill -9 "$1" 2>/dev/null; if [ -n "$2" ]; then sleep 1; rm -rf "$2"; fi'
 
 
-def jars(version: str | None = None) -> list[Path]:
+def broker_jars(version: str | None = None) -> list[Path]:
     """A broker's class path, resolved by Maven at first use and kept; None: of `kafka_version()`.
 
     The directory is `.cache/kafka-<version>/<digest of the pom>` in the checkout; the environment variable
@@ -97,14 +97,14 @@ def jars(version: str | None = None) -> list[Path]:
 
 def class_archive(version: str | None = None) -> Path:
     """The archive of the broker's classes, which the JVM maps (archive.py): a start takes half the time."""
-    directory = jars(version)[0].parent
+    directory = broker_jars(version)[0].parent
     return directory.with_name(f"{directory.name}.jsa")
 
 
 def formatted(version: str | None = None) -> Path:
     """The files that Kafka's own tool has written for the first broker of this version, but for the cluster's identity:
     the features of a new cluster. Their names differ by version."""
-    directory = jars(version)[0].parent
+    directory = broker_jars(version)[0].parent
     return directory.with_name(f"{directory.name}.formatted")
 
 
@@ -228,7 +228,7 @@ class EmbeddedBroker:
         """
         if self.running:
             return self
-        class_path = os.pathsep.join(str(jar) for jar in jars(self.version))
+        class_path = os.pathsep.join(str(jar) for jar in broker_jars(self.version))
         configuration = self.data / "server.properties"
         configuration.write_text("".join(f"{key}={value}\n" for key, value in self._all_properties().items()))
         (self.data / "log4j2.properties").write_text(LOG4J.format(log=self.log))

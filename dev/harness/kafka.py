@@ -59,7 +59,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class ReadRecord:
     """A record from a reader; `timestamp_ms` is the broker's or the producer's, as `timestamp_type` says."""
 
     topic: str
@@ -166,16 +166,16 @@ def _acl(topic: str, operation: str, permission: str, make: Any = AclBinding) ->
     )
 
 
-def produce(bootstrap: str, records: Iterable[Outgoing], **settings: str | int) -> list[Record]:
+def produce(bootstrap: str, records: Iterable[Outgoing], **settings: str | int) -> list[ReadRecord]:
     """Produce and flush; returns the written records, with offsets, in the given order. Raises KafkaException."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "enable.idempotence": True, **settings})
     return produce_with(producer, records)
 
 
-def produce_with(producer: Producer, records: Iterable[Outgoing]) -> list[Record]:
+def produce_with(producer: Producer, records: Iterable[Outgoing]) -> list[ReadRecord]:
     """As `produce`, with a producer of the caller's: inside its transaction, if it has one."""
     numbers = itertools.count()
-    written: dict[int, Record] = {}
+    written: dict[int, ReadRecord] = {}
     failed: list[KafkaError] = []
 
     def on_delivery(number: int) -> Callable[[KafkaError | None, Message], None]:
@@ -239,7 +239,7 @@ class Reader:
         client: Mapping[str, Any] | None = None,
     ) -> None:
         """`client` are properties with which the broker lets a reader in."""
-        self.records: list[Record] = []
+        self.records: list[ReadRecord] = []
         self._consumer = Consumer(
             {
                 **(client or {}),
@@ -282,7 +282,7 @@ class Reader:
                 raise KafkaException(error)
         return count
 
-    def to_end(self, deadline_s: float = REQUEST_TIMEOUT_S, *, open_too: bool = True) -> list[Record]:
+    def to_end(self, deadline_s: float = REQUEST_TIMEOUT_S, *, open_too: bool = True) -> list[ReadRecord]:
         """Read all that has been written by now. A transaction's records become visible a moment after the answer to
         its commit: where there are open ones, their end is waited for, unless `open_too` is false.
         """
@@ -298,7 +298,7 @@ class Reader:
         wait_until(lambda: self._advance() and self._at_end >= self._partitions, deadline_s, "the partitions' ends")
         return self.records
 
-    def wait_for(self, count: int, deadline_s: float) -> list[Record]:
+    def wait_for(self, count: int, deadline_s: float) -> list[ReadRecord]:
         """Read until there are at least `count` records. Raises AssertionError after `deadline_s`."""
         wait_until(
             lambda: self._advance() and len(self.records) >= count,
@@ -332,7 +332,7 @@ class Reader:
         return {(each.topic, each.partition): answer.result().offset for each, answer in answers.items()}
 
 
-def read_committed(bootstrap: str, *topics: str) -> list[Record]:
+def read_committed(bootstrap: str, *topics: str) -> list[ReadRecord]:
     """All records that have been written by now and are not aborted, partition by partition in order of offset."""
     with Reader(bootstrap, topics) as reader:
         records = reader.to_end()
@@ -349,13 +349,13 @@ def assert_each_once(numbers: Iterable[int], count: int) -> None:
     assert len(seen) == count, f"{len(seen) - count} were never sent"
 
 
-def _record(message: Message) -> Record:
+def _record(message: Message) -> ReadRecord:
     timestamp_type, timestamp_ms = message.timestamp()
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None
     assert partition is not None
     assert offset is not None
-    return Record(
+    return ReadRecord(
         topic=topic,
         partition=partition,
         offset=offset,

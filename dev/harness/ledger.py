@@ -21,7 +21,7 @@ from typing import Final, Self
 import numpy as np
 
 from bridge.wire.headers import DUE, ORIGIN, REASON
-from dev.harness.kafka import Record
+from dev.harness.kafka import ReadRecord
 
 NUMBER: Final = "n"
 ADDED: Final = Counter((DUE, ORIGIN))
@@ -103,7 +103,7 @@ class _Entry:
     is_acknowledged: bool = False
     due_ms: int | None = None
     origin: str | None = None
-    arrivals: list[Record] = field(default_factory=list)
+    arrivals: list[ReadRecord] = field(default_factory=list)
 
     @property
     def latest_due_ms(self) -> int | None:
@@ -126,7 +126,7 @@ class _Entry:
         """Whether an arrival differs from the plan. (A due time without an acknowledgement is unknown.)"""
         return any(self._differs(seen) for seen in self.arrivals)
 
-    def _differs(self, seen: Record) -> bool:
+    def _differs(self, seen: ReadRecord) -> bool:
         plan, given = self.plan, dict(seen.headers)
         if (plan.topic, plan.key, plan.value) != (seen.topic, seen.key, seen.value):
             return True
@@ -174,7 +174,7 @@ class Ledger:
             entry.is_acknowledged, entry.due_ms, entry.origin = True, due_ms, origin
             self._pending += not entry.arrivals
 
-    def arrived(self, record: Record) -> None:
+    def arrived(self, record: ReadRecord) -> None:
         """A consumer saw this."""
         with self._lock:
             number = number_of(record)
@@ -187,7 +187,7 @@ class Ledger:
                 self._pending -= entry.is_acknowledged
             entry.arrivals.append(record)
 
-    def against(self, records: Iterable[Record]) -> Self:
+    def against(self, records: Iterable[ReadRecord]) -> Self:
         """The same messages, with these records as the only arrivals."""
         books = type(self)()
         with self._lock:
@@ -261,7 +261,7 @@ def _account(topic: str, entries: Sequence[_Entry]) -> Account:
     )
 
 
-def number_of(record: Record) -> int | None:
+def number_of(record: ReadRecord) -> int | None:
     """The message's number, if it has one."""
     try:
         return int(dict(record.headers).get(NUMBER) or b"")
@@ -269,6 +269,6 @@ def number_of(record: Record) -> int | None:
         return None
 
 
-def _due_ms(record: Record) -> int | None:
+def _due_ms(record: ReadRecord) -> int | None:
     value = dict(record.headers).get(DUE)
     return None if value is None else int(value)

@@ -10,7 +10,7 @@ from typing import Final
 
 from confluent_kafka import Producer
 
-from dev.harness.kafka import Outgoing, Reader, Record, produce_with
+from dev.harness.kafka import Outgoing, Reader, ReadRecord, produce_with
 from dev.harness.ledger import NUMBER, Balance, Ledger, Plan
 from dev.harness.pace import scaled
 from timerstore.clock import SystemClock
@@ -93,11 +93,11 @@ class Load:
         if failures:
             raise failures[0]
 
-    def balance(self, arrived: Iterable[Record]) -> Balance:
+    def balance(self, arrived: Iterable[ReadRecord]) -> Balance:
         """Compare the expected messages with a consumer's records."""
         return self.ledger.against(arrived).balance()
 
-    def wait_delivered(self, bootstrap: str, deadline_s: float) -> list[Record]:
+    def wait_delivered(self, bootstrap: str, deadline_s: float) -> list[ReadRecord]:
         """Read until every acknowledged message has arrived; returns all records, at the deadline an incomplete
         list."""
         books = self.ledger.against([])

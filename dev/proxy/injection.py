@@ -14,7 +14,7 @@ RECENT: Final = 20
 """Hits of an injection that a later request may concern."""
 
 
-class Fault(Enum):
+class RequestFault(Enum):
     """What happens to a request."""
 
     LATE = "late"
@@ -57,7 +57,7 @@ class Hit:
 class Injection:
     """A fault and the requests that it meets. `hits` are those that it has met."""
 
-    fault: Fault
+    fault: RequestFault
     api: Api
     transactional_id: str | None
     """None: any."""
@@ -93,7 +93,7 @@ class Injection:
     def _release(self) -> None:
         for hit in self.hits:
             hit.released.set()
-            if self.fault is Fault.LATE and not hit.is_over and hit.deliver is not None:
+            if self.fault is RequestFault.LATE and not hit.is_over and hit.deliver is not None:
                 hit.deliver()
 
     @property

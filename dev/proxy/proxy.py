@@ -22,7 +22,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from dev.proxy.injection import Fault, Hit, Injection
+from dev.proxy.injection import Hit, Injection, RequestFault
 from dev.proxy.protocol import (
     TRANSACTIONAL,
     Address,
@@ -70,7 +70,7 @@ class Proxy:
 
     def inject(
         self,
-        fault: Fault,
+        fault: RequestFault,
         api: Api,
         id: str | None = None,
         *,
@@ -94,7 +94,7 @@ class Proxy:
             self.injections = [each for each in self.injections if each not in gone]
         for injection in gone:
             injection.stop()
-            if injection.fault is not Fault.LATE:
+            if injection.fault is not RequestFault.LATE:
                 injection.release()
 
     def cut(self) -> None:
@@ -162,7 +162,7 @@ class Proxy:
         are left of earlier transactions."""
         number = self.transactions.number(transactional_id)
         for injection in self.injections:
-            if injection.fault is not Fault.LATE or injection.arrives is None:
+            if injection.fault is not RequestFault.LATE or injection.arrives is None:
                 continue
             for hit in injection.recent:
                 is_due = api is None or api is injection.arrives
@@ -296,14 +296,14 @@ class _Connection:
         """Whether the connection is to go on."""
         met = self._proxy.meet(request) if request.api in TRANSACTIONAL else None
         fault = None if met is None else met[0].fault
-        if met is not None and fault is Fault.LATE:
+        if met is not None and fault is RequestFault.LATE:
             self._late += 1
             met[1].deliver = partial(self._deliver, met[1])
             return False
-        if met is not None and fault is Fault.LOST_BEFORE:
+        if met is not None and fault is RequestFault.LOST_BEFORE:
             met[1].is_over = True
             return not met[0].cuts
-        if met is not None and fault is Fault.HELD:
+        if met is not None and fault is RequestFault.HELD:
             await met[1].released.wait()
             met[1].is_over = True
         if request.api is Api.END_TXN:
@@ -311,7 +311,7 @@ class _Connection:
         self._proxy.asked(request)
         self._sent[request.correlation] = request, met
         _write(self._to_broker, request.frame)
-        if met is not None and fault is Fault.DOUBLED:
+        if met is not None and fault is RequestFault.DOUBLED:
             self._copy(met[1])
         return True
 
@@ -370,12 +370,12 @@ class _Connection:
         if met is None:
             return True
         injection, hit = met
-        if injection.fault is Fault.LOST_AFTER:
+        if injection.fault is RequestFault.LOST_AFTER:
             hit.answer, hit.is_over = error, True
             if injection.cuts:
                 self.cut()
             return False
-        if injection.fault is Fault.ANSWER_HELD:
+        if injection.fault is RequestFault.ANSWER_HELD:
             hit.answer = error
             await hit.released.wait()
             hit.is_over = True

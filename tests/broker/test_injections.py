@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from dev.harness.kafka import Reader, Topics, assert_each_once
-from dev.proxy import Api, Fault, Hit, Proxy
+from dev.proxy import Api, Hit, Proxy, RequestFault
 from dev.proxy.protocol import TRANSACTIONAL
 from tests.broker.rig import Rig
 from tests.injections.combinations import FAULTS, Combination
@@ -87,11 +87,11 @@ def delivery(broker: Broker, topics: Topics) -> Iterator[Delivery]:
 @pytest.mark.parametrize(
     ("fault", "api"), COMBINATIONS, ids=[f"{fault.name}-{api.name}" for fault, api in COMBINATIONS]
 )
-def test_each_message_is_seen_once(delivery: Delivery, fault: Fault, api: Api) -> None:
+def test_each_message_is_seen_once(delivery: Delivery, fault: RequestFault, api: Api) -> None:
     """A transaction with a request that is late, lost or doubled ends in a commit or an abort, and what is late is
     fenced."""
     [hit] = delivery.inject(Combination(fault.value, api.name, "any"))
-    if fault is Fault.LATE and api is not Api.INIT_PRODUCER_ID:
+    if fault is RequestFault.LATE and api is not Api.INIT_PRODUCER_ID:
         assert hit.answer in FENCED
     assert_each_once((int(record.value or b"-1") for record in delivery.reader.to_end()), delivery.rows)
 
@@ -100,5 +100,5 @@ def test_without_new_epochs_what_is_late_is_taken(broker: Broker, topics: Topics
     """So the injections reach their aim."""
     with delivering(broker, topics, renews=False) as delivery:
         for api in (Api.END_TXN, Api.TXN_OFFSET_COMMIT):
-            [hit] = delivery.inject(Combination(Fault.LATE.value, api.name, "commit"))
+            [hit] = delivery.inject(Combination(RequestFault.LATE.value, api.name, "commit"))
             assert hit.answer not in FENCED

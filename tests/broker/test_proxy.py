@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from dev.harness.kafka import Topics, read_committed
 from dev.harness.waiting import wait_until
-from dev.proxy import Api, Fault, Proxy
+from dev.proxy import Api, Proxy, RequestFault
 from tests.broker.rig import DEADLINE_S
 from tests.system.broker import Broker
 
@@ -57,7 +57,7 @@ def test_a_late_end_ends_the_next_transaction_of_the_same_epoch(
 ) -> None:
     """A record of an aborted transaction is seen as committed, unless the epoch is a new one."""
     topic, name = topics.create(), f"id-{uuid.uuid4()}"
-    late = proxy.inject(Fault.LATE, Api.END_TXN, name)
+    late = proxy.inject(RequestFault.LATE, Api.END_TXN, name)
     producer = producer_of(proxy, name)
     producer.begin_transaction()
     write(producer, topic, b"first")
@@ -85,7 +85,7 @@ def test_late_offsets_replace_later_ones_of_the_same_epoch(
 ) -> None:
     """Without any error, unless the epoch is a new one."""
     topic, name = topics.create(), f"id-{uuid.uuid4()}"
-    late = proxy.inject(Fault.LATE, Api.TXN_OFFSET_COMMIT, name, arrives=Api.TXN_OFFSET_COMMIT)
+    late = proxy.inject(RequestFault.LATE, Api.TXN_OFFSET_COMMIT, name, arrives=Api.TXN_OFFSET_COMMIT)
     producer = producer_of(proxy, name)
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": name})
     with closing(consumer):
@@ -103,8 +103,8 @@ def test_late_offsets_replace_later_ones_of_the_same_epoch(
     assert (hit.answer in FENCED) is is_renewed
 
 
-@pytest.mark.parametrize("fault", [Fault.HELD, Fault.ANSWER_HELD])
-def test_what_is_held_goes_on_when_it_is_released(proxy: Proxy, topics: Topics, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [RequestFault.HELD, RequestFault.ANSWER_HELD])
+def test_what_is_held_goes_on_when_it_is_released(proxy: Proxy, topics: Topics, fault: RequestFault) -> None:
     """Until then the client waits."""
     topic, name = topics.create(), f"id-{uuid.uuid4()}"
     producer = producer_of(proxy, name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from dev.proxy import Api, Fault
+from dev.proxy import Api, RequestFault
 from dev.proxy.protocol import TRANSACTIONAL
 
-FAULTS: Final = (Fault.LATE, Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.DOUBLED)
+FAULTS: Final = (RequestFault.LATE, RequestFault.LOST_BEFORE, RequestFault.LOST_AFTER, RequestFault.DOUBLED)
 ARRIVALS: Final = (Api.ADD_PARTITIONS_TO_TXN, Api.PRODUCE, Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT)
 """Late copies reach the broker right after its answer to one of these."""
 
@@ -39,7 +39,7 @@ class Combination:
 
 
 MANY: Final = (
-    Combination(Fault.LATE.value, Api.END_TXN.name, "commit"),
-    Combination(Fault.LATE.value, Api.TXN_OFFSET_COMMIT.name, "commit"),
+    Combination(RequestFault.LATE.value, Api.END_TXN.name, "commit"),
+    Combination(RequestFault.LATE.value, Api.TXN_OFFSET_COMMIT.name, "commit"),
 )
 """Those that tear what follows, without a new epoch."""

@@ -21,7 +21,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # publ
 
 from dev.harness.kafka import Outgoing, Topics, read_committed, send
 from dev.harness.waiting import wait_until
-from dev.proxy import Api, Fault, Hit, Injection, Proxy, Request
+from dev.proxy import Api, Hit, Injection, Proxy, Request, RequestFault
 from tests.injections.combinations import ARRIVALS, Combination
 from tests.injections.dispatching import LOG, Order, Piece, deliver
 from tests.injections.rows import PARTITIONS, early
@@ -100,14 +100,14 @@ class Injections:
         self._within = within
         self._is_stopped = self._is_provoking = False
         self.combination = combination
-        fault, api = Fault(combination.fault), Api[combination.api]
-        self._arrivals = ARRIVALS if fault is Fault.LATE else ARRIVALS[:1]
+        fault, api = RequestFault(combination.fault), Api[combination.api]
+        self._arrivals = ARRIVALS if fault is RequestFault.LATE else ARRIVALS[:1]
         self._chosen = self._random.choice(self._arrivals)
         self._all: list[Injection] = []
         for arrival in self._arrivals:
             when = partial(self._meets, arrival)
             self._all.append(proxy.inject(fault, api, times=None, when=when, arrives=arrival))
-        self._provoking = proxy.inject(Fault.LOST_AFTER, Api.END_TXN, times=None, when=self._provokes)
+        self._provoking = proxy.inject(RequestFault.LOST_AFTER, Api.END_TXN, times=None, when=self._provokes)
 
     def _is_own(self, request: Request) -> bool:
         return self._within in (request.transactional_id or "") and not self._is_stopped
@@ -155,7 +155,7 @@ class Injections:
         """Whether it is one of those that are asked for."""
         end = self.combination.end
         is_ended = end == "any" or hit.is_committed is (end == "commit")
-        return is_ended and (self.combination.fault != Fault.LATE.value or bool(hit.was_open))
+        return is_ended and (self.combination.fault != RequestFault.LATE.value or bool(hit.was_open))
 
 
 class Child:

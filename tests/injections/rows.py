@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from dev.harness.kafka import Record
+from dev.harness.kafka import ReadRecord
 from tests.entries import timer
 
 PARTITIONS: Final = 2
@@ -18,6 +18,6 @@ def row(delay: str, targets: Sequence[str], number: int, due_ms: int) -> dict[st
     return timer(delay, partition, offset, due_ms, target, value=b"%d" % number)
 
 
-def early(records: Iterable[Record]) -> int:
+def early(records: Iterable[ReadRecord]) -> int:
     """How many were written before they were due."""
     return sum(record.timestamp_ms < int(dict(record.headers)["delay-due"] or b"0") for record in records)

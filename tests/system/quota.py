@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from dev.broker.embedded import jars
+from dev.broker.embedded import broker_jars
 from dev.harness.pace import scaled
 from tests.java import SHORT_LIVED
 
@@ -31,7 +31,7 @@ def _alter(bootstrap: str, *change: str) -> None:
     # By Kafka's command: librdkafka cannot ask for quotas.
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else "java"
-    tool = [java, SHORT_LIVED, "-cp", os.pathsep.join(map(str, jars())), "kafka.admin.ConfigCommand"]
+    tool = [java, SHORT_LIVED, "-cp", os.pathsep.join(map(str, broker_jars())), "kafka.admin.ConfigCommand"]
     whom = ["--bootstrap-server", bootstrap, "--entity-type", "clients", "--entity-default"]
     run = subprocess.run(
         [*tool, *whom, "--alter", *change], capture_output=True, text=True, timeout=scaled(SECONDS_MAX)

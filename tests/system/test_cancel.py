@@ -12,7 +12,7 @@ from confluent_kafka import Message
 
 from bridge.client import DelayClient
 from bridge.wire.commands import cancel_origin_headers
-from dev.harness.kafka import Reader, Record, Topics
+from dev.harness.kafka import Reader, ReadRecord, Topics
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -57,7 +57,7 @@ class Site:
         """Until so many were cancelled since the start of the bridge."""
         wait_until(lambda: self.cancelled() == count, READ_S_MAX, lambda: f"cancelled; log:\n{self.bridge.tail()}")
 
-    def receive(self, *values: str) -> list[Record]:
+    def receive(self, *values: str) -> list[ReadRecord]:
         """What the target has when nothing is pending any more: exactly these values."""
         with Reader(self.bootstrap, [self.target]) as reader:
             reader.wait_for(len(values), DELIVERED_S_MAX)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from bridge.client import DelayClient
 from bridge.commands.cli import app
 from bridge.wire import headers as h
-from dev.harness.kafka import Reader, Record, Topics
+from dev.harness.kafka import Reader, ReadRecord, Topics
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -67,7 +67,7 @@ class Site:
     def metric(self, name: str) -> float:
         return self.bridge.metrics()[name]
 
-    def arrive(self, *values: str, topic: str | None = None) -> list[Record]:
+    def arrive(self, *values: str, topic: str | None = None) -> list[ReadRecord]:
         """What a topic has when all of these have come."""
         with Reader(self.bootstrap, [topic or self.target]) as reader:
             reader.wait_for(len(values), DELIVERED_S_MAX)

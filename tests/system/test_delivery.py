@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from bridge.commands import cli
 from bridge.spark.jvm import NICE
 from bridge.wire.reasons import RejectReason
-from dev.harness.kafka import Headers, Outgoing, Reader, Record, Topics, produce, produce_with, read_committed
+from dev.harness.kafka import Headers, Outgoing, Reader, ReadRecord, Topics, produce, produce_with, read_committed
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.paths import ROOT
@@ -57,11 +57,11 @@ class Site:
         self.other = other
         self.default_target = target
 
-    def send(self, *messages: Outgoing) -> list[Record]:
+    def send(self, *messages: Outgoing) -> list[ReadRecord]:
         """Produce; returns what was written."""
         return produce(self.bootstrap, messages)
 
-    def receive(self, topic: str, count: int) -> list[Record]:
+    def receive(self, topic: str, count: int) -> list[ReadRecord]:
         """All records of `topic` in order of partition and offset, when there are `count`; there must not be more."""
         with Reader(self.bootstrap, [topic]) as reader:
             reader.wait_for(count, DELIVERED_S_MAX)
@@ -369,7 +369,7 @@ def test_a_dead_letter_that_fits_nowhere_is_cut_and_holds_nothing_up(site: Site)
     site.receive(target, 9)
     with Reader(site.bootstrap, [f"{site.delay}.dlt"]) as reader:
 
-        def found() -> list[Record]:
+        def found() -> list[ReadRecord]:
             reader.poll()
             return [record for record in reader.records if record.key == mark]
 
@@ -406,12 +406,12 @@ def test_dead_letters_that_are_put_back_are_delivered_once(site: Site) -> None:
     assert [name for name, _ in arrived.headers] == ["delay-origin", "delay-due"]
 
 
-def dead_letters(site: Site, marks: list[bytes]) -> dict[bytes, Record]:
+def dead_letters(site: Site, marks: list[bytes]) -> dict[bytes, ReadRecord]:
     """The dead letters whose values begin with these marks of 32 bytes, when all are there; none may be there twice."""
-    found: dict[bytes, Record] = {}
+    found: dict[bytes, ReadRecord] = {}
     with Reader(site.bootstrap, [f"{site.delay}.dlt"]) as reader:
 
-        def mine() -> list[Record]:
+        def mine() -> list[ReadRecord]:
             reader.poll()
             return [record for record in reader.records if (record.value or b"")[:32] in marks]
 

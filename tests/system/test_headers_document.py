@@ -16,7 +16,7 @@ import pytest
 
 from bridge.install import connector
 from bridge.wire.headers import FOR, TOPIC, parse_duration
-from dev.broker.embedded import jars
+from dev.broker.embedded import broker_jars
 from dev.harness.kafka import Reader, Topics
 from dev.harness.pace import scaled
 from tests.paths import ROOT
@@ -59,7 +59,7 @@ def test_four_producers_send_the_same_message(names: Mapping[str, str], tmp_path
     (tmp_path / "reminder.py").write_text(put(python, names))
     (tmp_path / "Reminder.java").write_text(put(java, names))
     ours, theirs = (shlex.split(body.replace("\\\n", " ")) for body in found["sh"][-2:])
-    class_path = os.pathsep.join(str(jar) for jar in [*connector.jars(), *jars()])
+    class_path = os.pathsep.join(str(jar) for jar in [*connector.jars(), *broker_jars()])
     theirs = [delay if word == "delay" else put(word, names) for word in theirs[1 : theirs.index("<")]]
     where = ["--delay-topic", delay, "--bootstrap", names["localhost:9092"]]
     config = ours.index("--config")

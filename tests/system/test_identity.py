@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from bridge.errors import StateError
 from dev.broker import EmbeddedBroker
-from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce
+from dev.harness.kafka import Outgoing, Reader, ReadRecord, Topics, produce
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import own_broker
@@ -38,7 +38,7 @@ class Site:
         self.cut, self.again, self.well = (self.topics.delay(name) for name in ("cut", "again", "well"))
         self.bridge = RunningBridge(directory, broker.bootstrap, self.cut, self.again, self.well)
 
-    def send(self, delay: str, target: str, values: range, due_ms: int = 0) -> list[Record]:
+    def send(self, delay: str, target: str, values: range, due_ms: int = 0) -> list[ReadRecord]:
         due = ("delay-until", b"%d" % due_ms) if due_ms else ("delay-for", b"0")
         headers = [due, ("delay-topic", target.encode())]
         return produce(

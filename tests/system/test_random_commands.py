@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from bridge.wire.answers import Outcome
 from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
 from bridge.wire.headers import CORRELATION, COUNT, DUE, MOVED_MAX, OUTCOME, origin_text, origins_text, timer_headers
-from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce_with
+from dev.harness.kafka import Outgoing, Reader, ReadRecord, Topics, produce_with
 from dev.harness.waiting import wait_until
 from tests.profiles import IS_NIGHTLY, seed
 from tests.system.bridge import RunningBridge
@@ -57,7 +57,7 @@ class Commands:
         self._delay, self._target, self._replies = delay, target, replies
         self._random = random.Random(seed)
         self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "enable.idempotence": True})
-        self._waiting: list[tuple[int, list[Record]]] = []
+        self._waiting: list[tuple[int, list[ReadRecord]]] = []
         """When a command is to be sent about some messages of a partition, and their records."""
         self.commands: dict[str, list[str]] = {}
         """The messages that each command is about."""
@@ -104,7 +104,7 @@ class Commands:
                 self.fates[name].moved_ms[correlation] += written.timestamp_ms
         return bool(self._waiting)
 
-    def _command(self, records: list[Record]) -> tuple[Outgoing, list[str], str, bool]:
+    def _command(self, records: list[ReadRecord]) -> tuple[Outgoing, list[str], str, bool]:
         """A command, the names of the messages that it is about, its correlation id, and whether it moves them."""
         kind, record, correlation = self._random.randrange(4), records[0], str(len(self.commands))
         records = records if kind in (2, 3) else records[:1]
@@ -166,7 +166,7 @@ def test_every_answer_says_what_consumers_saw(broker: Broker, topics: Topics, tm
 
 
 def compared(
-    sent: Commands, answered: list[Record], delivered: list[Record], target: str
+    sent: Commands, answered: list[ReadRecord], delivered: list[ReadRecord], target: str
 ) -> list[tuple[str, str, object]]:
     """Messages whose answers and deliveries do not go together, and why."""
     outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
@@ -178,7 +178,7 @@ def compared(
             assert int(record.header(COUNT) or b"0") == len(names), record
         for name in names:
             outcomes[correlation.decode(), name].append(Outcome(outcome.decode()))
-    arrived: dict[str, list[Record]] = defaultdict(list)
+    arrived: dict[str, list[ReadRecord]] = defaultdict(list)
     for record in delivered:
         arrived[(record.value or b"").decode()].append(record)
     wrong: list[tuple[str, str, object]] = []

@@ -23,8 +23,8 @@ from bridge.install import connector
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
 from bridge.wire.reasons import RejectReason
-from dev.broker.embedded import jars
-from dev.harness.kafka import Headers, Outgoing, Reader, Record, Topics, produce
+from dev.broker.embedded import broker_jars
+from dev.harness.kafka import Headers, Outgoing, Reader, ReadRecord, Topics, produce
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
@@ -108,11 +108,11 @@ class Site:
     def __init__(self, broker: Broker, topics: Topics, bridge: RunningBridge, delay: Mapping[str, str]) -> None:
         self.bootstrap, self.topics, self.bridge, self.delay = broker.bootstrap, topics, bridge, delay
 
-    def letters(self, *marks: bytes) -> dict[bytes, Record]:
+    def letters(self, *marks: bytes) -> dict[bytes, ReadRecord]:
         """The dead letters whose values begin with these 32 bytes, when all are there; none may be there twice."""
         with Reader(self.bootstrap, [f"{topic}.dlt" for topic in self.delay.values()]) as reader:
 
-            def mine() -> list[Record]:
+            def mine() -> list[ReadRecord]:
                 assert self.bridge.running, self.bridge.tail()
                 reader.poll()
                 return [record for record in reader.records if (record.value or b"")[:32] in marks]
@@ -158,7 +158,7 @@ def test_names_that_our_client_would_cut_reach_no_target(site: Site) -> None:
         f"delay-for:?,{to},delay-reason\0:forged\tk\t{reject.decode()}",
         f"delay-for:2s,{to},delay-escaped-x:1\tk\t{fine.decode()}",
     ]
-    class_path = os.pathsep.join(str(jar) for jar in [*connector.jars(), *jars()])
+    class_path = os.pathsep.join(str(jar) for jar in [*connector.jars(), *broker_jars()])
     properties = ["--reader-property", "parse.headers=true", "--reader-property", "parse.key=true"]
     command = ["java", "-Dfile.encoding=UTF-8", "-cp", class_path, "org.apache.kafka.tools.ConsoleProducer"]
     command += ["--bootstrap-server", site.bootstrap, "--topic", delay, *properties]

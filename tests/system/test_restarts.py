@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 
 from bridge.errors import StateError
-from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce
+from dev.harness.kafka import Outgoing, Reader, ReadRecord, Topics, produce
 from dev.harness.ledger import Balance
 from dev.harness.load import LEVELS_MS, Load
 from dev.harness.waiting import wait_until
@@ -199,7 +199,7 @@ def test_decode_parameters_may_change_between_two_runs(broker: Broker, topics: T
     delay, target = topics.delay(partitions=2), topics.create("orders")
     to = ("delay-topic", target.encode())
 
-    def send(tag: str, *times: tuple[str, bytes]) -> list[Record]:
+    def send(tag: str, *times: tuple[str, bytes]) -> list[ReadRecord]:
         messages = [
             Outgoing(topic=delay, value=f"{tag} {time} {i}".encode(), headers=[time, to], partition=i)
             for time in times

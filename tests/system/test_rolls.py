@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # public, but not marked as exported
 
 from bridge.errors import StateError
-from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce
+from dev.harness.kafka import Outgoing, Reader, ReadRecord, Topics, produce
 from dev.harness.ledger import Balance
 from dev.harness.load import Load
 from dev.harness.waiting import wait_until
@@ -39,7 +39,7 @@ class Site:
         self.delay = delay
         self.short = short
 
-    def receive(self, target: str, count: int) -> list[Record]:
+    def receive(self, target: str, count: int) -> list[ReadRecord]:
         """All records of `target` when there are `count`; there must not be more."""
         with Reader(self.bootstrap, [target]) as reader:
             try:

@@ -14,7 +14,7 @@ import pytest
 
 from bridge.client import DelayClient
 from bridge.wire.headers import copy_headers
-from dev.harness.kafka import Reader, Record, Topics, read_committed
+from dev.harness.kafka import Reader, ReadRecord, Topics, read_committed
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -47,18 +47,18 @@ class Site:
         self.client.schedule(target or self.target, value, key, **schedule)
         self.client.flush()
 
-    def wait_received(self, count: int) -> list[Record]:
+    def wait_received(self, count: int) -> list[ReadRecord]:
         """At least so many."""
         with Reader(self.bootstrap, [self.target]) as reader:
             return list(reader.wait_for(count, DELIVERED_S_MAX))
 
-    def receive(self, count: int) -> list[Record]:
+    def receive(self, count: int) -> list[ReadRecord]:
         """So many, when nothing is pending any more."""
         self.wait_received(count)
         self.bridge.wait_idle(DELIVERED_S_MAX)
         return read_committed(self.bootstrap, self.target)
 
-    def receive_cancelled(self, count: int, before: float) -> list[Record]:
+    def receive_cancelled(self, count: int, before: float) -> list[ReadRecord]:
         """What there is once so many more messages were cancelled than `before`."""
         wait_until(lambda: self.cancelled() - before >= count, DELIVERED_S_MAX, "cancelled")
         self.bridge.wait_idle(DELIVERED_S_MAX)
@@ -75,13 +75,13 @@ def pause(seconds: float) -> None:
     wait_until(lambda: clock.monotonic_s() >= end_s, seconds + 20)
 
 
-def number(record: Record, name: str) -> int:
+def number(record: ReadRecord, name: str) -> int:
     return int(record.header(name) or b"")
 
 
-def assert_ticks(records: list[Record], every_ms: int | None) -> None:
+def assert_ticks(records: list[ReadRecord], every_ms: int | None) -> None:
     """Of each origin: once each, numbered without gaps, none early, and so far from each other."""
-    by_origin: dict[bytes | None, list[Record]] = defaultdict(list)
+    by_origin: dict[bytes | None, list[ReadRecord]] = defaultdict(list)
     for record in records:
         by_origin[record.header("delay-origin")].append(record)
     for mine in by_origin.values():
@@ -227,7 +227,7 @@ def test_dead_letters_of_ticks_do_not_end_a_schedule(site: Site) -> None:
     assert [b - a for a, b in pairwise(dues)] == [1_000, 1_000]
 
 
-def letters(site: Site, target: str) -> list[Record]:
+def letters(site: Site, target: str) -> list[ReadRecord]:
     dead = read_committed(site.bootstrap, f"{site.delay}.dlt")
     return [record for record in dead if record.header("delay-topic") == target.encode()]
 

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from demo.view import View, summary
-from dev.harness.kafka import Record
+from dev.harness.kafka import ReadRecord
 from dev.harness.ledger import Ledger, Plan
 
 
@@ -19,7 +19,7 @@ def books() -> Ledger:
         ledger.acknowledged(number, 1_000)
     headers = (("n", b"0"), ("delay-due", b"1000"), ("delay-origin", b"delay/0/0"))
     ledger.arrived(
-        Record(
+        ReadRecord(
             topic="orders",
             partition=0,
             offset=0,

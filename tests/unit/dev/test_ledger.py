@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dev.harness.kafka import Record
+from dev.harness.kafka import ReadRecord
 from dev.harness.ledger import Account, Balance, Lateness, Ledger, Plan
 
 ORIGIN = "delay/0/7"
@@ -25,7 +25,7 @@ def headers(number: int | None = 0, due_ms: int | None = 1_000) -> tuple[tuple[s
 
 
 PLAN = Plan(topic="orders", key=b"k", value=b"v", headers=(("n", b"0"),))
-ON_TIME = Record(
+ON_TIME = ReadRecord(
     topic="orders",
     partition=0,
     offset=3,
@@ -42,7 +42,7 @@ def plan(number: int, topic: str = "orders") -> Plan:
     return replace(PLAN, topic=topic, headers=(("n", b"%d" % number),))
 
 
-def ledger(*arrivals: Record) -> Ledger:
+def ledger(*arrivals: ReadRecord) -> Ledger:
     """Books with one message, due at 1,000, that arrived like this."""
     books = Ledger()
     books.planned(0, PLAN)
@@ -77,7 +77,7 @@ def test_once_and_on_time_is_good() -> None:
         ((replace(ON_TIME, value=b""),), "altered"),
     ],
 )
-def test_each_way_to_go_wrong_is_named(arrivals: tuple[Record, ...], complaint: str) -> None:
+def test_each_way_to_go_wrong_is_named(arrivals: tuple[ReadRecord, ...], complaint: str) -> None:
     """Each kind of failure is counted under its own name, and none of them is good."""
     balance = ledger(*arrivals).balance()
     assert getattr(balance, complaint) == [0]
