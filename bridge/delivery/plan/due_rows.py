@@ -40,6 +40,8 @@ BATCH_BYTES: Final = 61
 """Of a batch, beside its records."""
 RECORD_OVERHEAD_BYTES: Final = 130
 """Of a batch that holds one record (61 + up to 21 bytes), and of our two headers' framing, at most."""
+VARINT_LIMITS: Final = (63, 8_191, 1_048_575, 134_217_727)
+"""The largest lengths whose zigzag varints have one byte, two, three and four."""
 BATCHED_BYTES: Final = 27 + (1 + len(h.ORIGIN) + 2) + (1 + len(h.DUE) + 1)
 """Of a delivery among others, at most, beside key, value, own headers and the text of our two: lengths of record, key
 and value (5 each), attributes (1), differences of timestamp (5) and offset (3), number of headers (3)."""
@@ -265,8 +267,9 @@ class DueRows:
         for name in ("key", "value"):
             total += integers(pc.binary_length(self.payload.column(name)), 0)
         if len(self._header_keys):
-            lengths = 10 + integers(pc.binary_length(self._header_keys), 0)
-            lengths += integers(pc.binary_length(self._header_values), 0)
+            # Exact: a record may have hundreds of thousands, and whoever needs more exactness counts them one by one.
+            lengths = _framed(integers(pc.binary_length(self._header_keys), 0))
+            lengths += _framed(integers(pc.binary_length(self._header_values), 0))
             running = np.concatenate((_ZERO, np.cumsum(lengths, dtype=np.int64)))
             total += running[self._header_bounds[1:]] - running[self._header_bounds[:-1]]
         return total + np.where(self.tick > 0, TICK_BYTES, 0)
@@ -394,6 +397,13 @@ def chunks(sizes: Int64s, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[slice]:
         end = min(max(end, start + 1), start + BATCH_ROWS_MAX)
         yield slice(start, end)
         start, before = end, int(running[end - 1])
+
+
+def _framed(lengths: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Lengths, with the zigzag varints that tell them."""
+    varints = sum((lengths > limit for limit in VARINT_LIMITS), np.ones(len(lengths), dtype=np.int64))
+    result: npt.NDArray[Any] = lengths + varints
+    return result
 
 
 def integers(column: pa.Array, null: int) -> npt.NDArray[Any]:

@@ -34,6 +34,16 @@ def test_a_record_alone_in_its_batch(key: bytes | None, value: bytes | None, hea
     assert record_bytes(key, value, headers) == size
 
 
+@pytest.mark.fault("dead letters of a hundred thousand headers")
+def test_headers_are_measured_together() -> None:
+    """The estimated size of many headers is nearly exact, so that limits need no count one by one."""
+    headers: list[tuple[str, bytes | None]] = [("n" * (i % 70), bytes(i * 40) if i % 3 else None) for i in range(300)]
+    entry = timer("delay", 0, 7, 1, "t", key=None, value=None, headers=headers)
+    rows = DueRows(rows_of([(1, 0, 7, entry)]), SourceColumns(Sources([("delay", 0)]), {"delay": None}))
+    exact = record_bytes(None, None, [*headers, ("delay-origin", "delay/0/7"), ("delay-due", "1")])
+    assert exact <= int(rows.sizes[0]) <= exact + 200
+
+
 def batch_bytes(keys: list[bytes | None], values: list[bytes | None], headers: list[HeaderList], ms: int) -> int:
     """Of records that were made `ms` after each other, in one batch."""
     total = BATCH_BYTES

@@ -235,7 +235,7 @@ def test_ticks_count_against_the_catch_up_rate() -> None:
         (begins(cron="0 9 * * FOO"), "bad-schedule", "delay-cron: "),
         (begins(cron="0 0 30 2 *"), "bad-schedule", "delay-cron: "),
         (begins(cron="0 9 * * *", time_zone="Mars/Base"), "bad-schedule", "delay-time-zone: "),
-        (begins(every="999ms"), "bad-schedule", "delay-every: 999 ms is less than 1000 ms"),
+        (begins(every="999ms"), "bad-schedule", "delay-every: 999 ms is less than the minimum of 1000 ms"),
         (begins(every="1h", end=str(NOW + 1)), "bad-schedule", "it names no moment"),
         (begins(every="1h", missed="some"), "bad-schedule", "delay-missed: "),
         (begins(every="4000d"), "beyond-max", ""),
