@@ -309,7 +309,7 @@ def test_dead_letters_that_would_be_rejected_again_stay(chromium: Browser) -> No
 def test_who_may_only_read_is_told_so(chromium: Browser, path: str) -> None:
     """No action is offered, and the page says which setting would."""
     with looking(chromium, bridge(), path) as (page, complaints):
-        expect(page.locator("main")).to_contain_text("http.api is set to write")
+        expect(page.locator("main")).to_contain_text("Set http.api to write")
         assert page.locator("button[data-verb]").count() == 0
         assert not complaints, complaints
 
