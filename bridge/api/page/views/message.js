@@ -12,7 +12,7 @@ const WHY = {
     each.at > each.due
       ? `It was due, and is put off, since too many messages were due at once, or its target was paused: it comes up again ${away(each.at, now)}.`
       : "It is delivered at its due time.",
-  paused: (each, now) => ["Its ", el("a", { href: "/targets" }, "target"), ` is paused: the message waits for the end of the pause, or comes up again ${away(each.at, now)}.`],
+  paused: (each, now) => ["Its ", el("a", { href: "/targets" }, "target"), ` is paused: the message is put off until a resume, and comes up again ${away(each.at, now)} at the latest.`],
   rolled: (each, now) => `It is due beyond the roll window: the bridge writes it again, next ${away(each.at, now)}.`,
   retrying: (each, now) => `Its target did not take it; the next attempt is ${away(each.at, now)}.`,
   overdue: () => "Its delivery, attempt or roll is late.",
