@@ -16,7 +16,7 @@ from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
 from bridge.wire.answers import Answer
 from bridge.wire.headers import Origin
-from bridge.wire.letters import Choice, RedriveReport
+from bridge.wire.letters import LetterChoice, RedriveReport
 from timerstore.operations.find import Count, Originals, Page, Query
 from timerstore.rows.sources import NamedPosition, SourceName
 
@@ -103,13 +103,13 @@ class NotOwnedError(Exception):
 class DeadLetterTopics(Protocol):
     """The dead-letter topics. Any thread; each call may take seconds, and raises BridgeError."""
 
-    def page(self, choice: Choice, below: Mapping[SourceName, int] | None, limit: int) -> LetterPage:
+    def page(self, choice: LetterChoice, below: Mapping[SourceName, int] | None, limit: int) -> LetterPage:
         """At most `limit` letters; fewer, or none, if many records do not match."""
 
     def get(self, place: Origin) -> PlacedLetter | None:
         """The letter at `place`, or None."""
 
-    def redrive(self, choice: Choice, *, execute: bool) -> RedriveReport:
+    def redrive(self, choice: LetterChoice, *, execute: bool) -> RedriveReport:
         """Put the chosen letters back, or only count them."""
 
 

@@ -12,7 +12,7 @@ from bridge.checks.topics import alter
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.admin import failure
 from bridge.kafka.reach import refuse_unreachable
-from bridge.kafka.releases import SUPPORTED_MIN, api_versions, is_redpanda, loses_markers, release, spoken
+from bridge.kafka.releases import SUPPORTED_MIN, api_versions, is_redpanda, loses_markers, release_of, spoken
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
@@ -56,7 +56,7 @@ def check_broker_version(context: Context) -> Iterator[Finding]:
         remedy = f"make sure that it is Kafka {SUPPORTED_MIN} or later, without the loss of markers (docs/brokers.md)"
         yield warned(name, "unknown: the brokers did not tell it", remedy)
         return
-    version = release(versions)
+    version = release_of(versions)
     speaks = "older than Kafka 2.1" if version is None else f"speaks the protocol of {spoken(version)}"
     if version is None or version < SUPPORTED_MIN:
         detail = f"{speaks}, which was not tested"

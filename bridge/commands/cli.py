@@ -50,7 +50,7 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
 from bridge.wire.headers import parse_until
-from bridge.wire.letters import Choice, RedriveReport
+from bridge.wire.letters import LetterChoice, RedriveReport
 from bridge.wire.printable import printable
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import Missed
@@ -230,7 +230,7 @@ def redrive(
         since_ms = read_option(parse_until, since, "--since")
         set_headers = [(name, os.fsencode(text)) for name, text in read_headers(set_header, "--set-header")]
         try:
-            choice = Choice(
+            choice = LetterChoice(
                 topics=topic or (),
                 reasons=reason or (),
                 targets=target or (),

@@ -24,7 +24,7 @@ from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.errors import kafka_error
 from bridge.settings.model import Settings
 from bridge.wire.headers import Origin
-from bridge.wire.letters import Choice, Gone, Letter, Range, RedriveReport, is_redriven, read_redriven
+from bridge.wire.letters import Gone, Letter, LetterChoice, Range, RedriveReport, is_redriven, read_redriven
 from bridge.wire.received import headers_of
 from timerstore.clock import Clock
 
@@ -89,7 +89,7 @@ class Letterbox:
         self._settings, self._clock = settings, clock
         self._redriving = threading.Lock()
 
-    def page(self, choice: Choice, below: Mapping[Place, int] | None, limit: int) -> LetterPage:
+    def page(self, choice: LetterChoice, below: Mapping[Place, int] | None, limit: int) -> LetterPage:
         """At most `limit` letters. Raises EnvironmentFailure."""
         cluster = Cluster(self._settings)
         topics = LetterTopics(self._settings, cluster, list(choice.topics))
@@ -146,7 +146,7 @@ class Letterbox:
             is_gone = _has_gone(placed, reader.gone())
             return replace(placed, redriven=is_gone if is_gone or end == mark.end else None)
 
-    def redrive(self, choice: Choice, *, execute: bool) -> RedriveReport:
+    def redrive(self, choice: LetterChoice, *, execute: bool) -> RedriveReport:
         """Put the chosen letters back, or only count them. Raises BridgeError, also during another redrive: this one
         would fence it."""
         if not self._redriving.acquire(blocking=False):
@@ -217,7 +217,7 @@ def _ready(parts: Mapping[Place, _Part]) -> list[tuple[float, PlacedLetter]]:
     return [(ts_ms, letter) for part in parts.values() for ts_ms, letter in part.matching if ts_ms >= since]
 
 
-def _seen(choice: Choice, topics: LetterTopics, message: Message) -> _Seen:
+def _seen(choice: LetterChoice, topics: LetterTopics, message: Message) -> _Seen:
     """The parts of a record that a page keeps."""
     place, ts_ms, letter = partition_of(message), message.timestamp()[1], topics.letter(message)
     if letter is None or not choice.chooses(letter, ts_ms, (*place, message.offset() or 0)):

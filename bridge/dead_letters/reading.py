@@ -13,7 +13,7 @@ from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.wire.letters import Letter, read_letter
-from bridge.wire.received import headers_of, record_bytes
+from bridge.wire.received import headers_of, message_bytes
 from timerstore.clock import Clock
 
 POLL_S: Final = 1.0
@@ -92,7 +92,7 @@ def record_batches(consumer: Consumer, marks: Marks, clock: Clock, *, visible: b
                 raise KafkaException(error)
             if error is None and offset < ends.get(place, 0):
                 batch.append(message)
-                size += record_bytes(message)
+                size += message_bytes(message)
             # Before an open transaction the partition ends early: the mark is not reached.
             if offset + (error is None) >= ends.get(place, 0) or (visible and error is not None):
                 ends.pop(place, None)

@@ -35,7 +35,7 @@ from bridge.kafka.repeats import Epochs
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.wire.headers import Headers
-from bridge.wire.letters import Choice, Gone, Letter, Range, RedriveReport, is_redriven, read_redriven, redriven
+from bridge.wire.letters import Gone, Letter, LetterChoice, Range, RedriveReport, is_redriven, read_redriven, redriven
 from bridge.wire.received import headers_of
 from timerstore.clock import Clock
 
@@ -47,7 +47,7 @@ class _Refused(Exception):
     """A delay topic has refused a record: the transaction is aborted."""
 
 
-def redrive_letters(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) -> RedriveReport:
+def redrive_letters(settings: Settings, clock: Clock, choice: LetterChoice, *, execute: bool) -> RedriveReport:
     """Redrive the chosen letters, or only count them. Raises BridgeError."""
     return Redrive(settings, clock, choice).run(execute=execute)
 
@@ -55,7 +55,7 @@ def redrive_letters(settings: Settings, clock: Clock, choice: Choice, *, execute
 class Redrive:
     """One run over dead-letter topics."""
 
-    def __init__(self, settings: Settings, clock: Clock, choice: Choice) -> None:
+    def __init__(self, settings: Settings, clock: Clock, choice: LetterChoice) -> None:
         """Raises BridgeError."""
         self._cluster, self._clock, self._choice = Cluster(settings), clock, choice
         self._rejection = Rejection(settings)

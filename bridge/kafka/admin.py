@@ -36,7 +36,7 @@ from bridge.errors import EnvironmentFailure
 from bridge.kafka import leader_epochs
 from bridge.kafka.construction import collecting_logger, made
 from bridge.kafka.errors import Fault, fault_of
-from bridge.kafka.leader_epochs import Stretch
+from bridge.kafka.leader_epochs import ReadStretch
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
@@ -223,7 +223,7 @@ class Cluster:
         }
 
     def cuts(
-        self, stretches: Mapping[tuple[str, int], Stretch], beat: Callable[[], None] = lambda: None
+        self, stretches: Mapping[tuple[str, int], ReadStretch], beat: Callable[[], None] = lambda: None
     ) -> dict[tuple[str, int], int | None]:
         """The cuts of the logs: the first offset in each stretch with a later leader epoch (None: no cut). Partitions
         that do not answer are left out."""

@@ -23,7 +23,7 @@ class Unanswered(Exception):
     """The call has not returned in time. It may still take effect."""
 
 
-class Closed(Exception):
+class CallRefused(Exception):
     """The owner has ended; the call was not made."""
 
 
@@ -54,7 +54,7 @@ class Call:
 
     def refuse(self) -> None:
         if self.claim.acquire(blocking=False):
-            self.error = Closed()
+            self.error = CallRefused()
             self.done.set()
 
     def wait(self, timeout_s: float) -> Any:
@@ -143,7 +143,7 @@ class OwnerThreadCalls:
         call = Call(run)
         with self._lock:
             if self._is_closed:
-                raise Closed
+                raise CallRefused
             self._calls.put(call)
         result: T = call.wait(timeout_s)
         return result

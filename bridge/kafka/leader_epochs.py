@@ -25,7 +25,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class ReadStretch:
     """Offsets [start, end) of a log, which were read under `epoch` or earlier ones."""
 
     epoch: int
@@ -33,7 +33,7 @@ class Stretch:
     end: int
 
 
-def search(stretch: Stretch) -> Generator[int, int | None, int | None]:
+def find_cut(stretch: ReadStretch) -> Generator[int, int | None, int | None]:
     """The first offset of the stretch with a record of a later leader; None: no such record.
 
     The generator yields an offset and receives the epoch of the first record from there on, or None at the end of the
@@ -52,11 +52,11 @@ def search(stretch: Stretch) -> Generator[int, int | None, int | None]:
 
 
 def cuts(
-    consumer: Consumer, stretches: Mapping[Place, Stretch], beat: Callable[[], None] = lambda: None
+    consumer: Consumer, stretches: Mapping[Place, ReadStretch], beat: Callable[[], None] = lambda: None
 ) -> dict[Place, int | None]:
-    """The cut of each log, by `search`; partitions that do not answer are left out. `consumer` reads uncommitted
+    """The cut of each log, by `find_cut`; partitions that do not answer are left out. `consumer` reads uncommitted
     records, too, and reports the ends of logs."""
-    searches = {place: search(stretch) for place, stretch in stretches.items()}
+    searches = {place: find_cut(stretch) for place, stretch in stretches.items()}
     offsets: dict[Place, int | None] = {}
     answers: dict[Place, int | None] = dict.fromkeys(searches)
     while answers:
@@ -72,7 +72,7 @@ def cuts(
 
 
 def _epochs(
-    consumer: Consumer, asked: Mapping[Place, int], stretches: Mapping[Place, Stretch]
+    consumer: Consumer, asked: Mapping[Place, int], stretches: Mapping[Place, ReadStretch]
 ) -> dict[Place, int | None]:
     """The epochs of the first records from these offsets on, of the partitions that answer in time."""
     clock, epochs = SystemClock(), dict[Place, int | None]()

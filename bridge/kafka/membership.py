@@ -28,7 +28,7 @@ import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
-from bridge.kafka.calls import Closed, OwnerThreadCalls, Unanswered
+from bridge.kafka.calls import CallRefused, OwnerThreadCalls, Unanswered
 from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.error_log import ErrorLog
 from bridge.kafka.errors import fenced, is_denied, is_fatal, is_fenced, kafka_error, may_pass
@@ -218,7 +218,7 @@ class Ownership:
                 error = kafka_error(exception)
             except Unanswered as unanswered:
                 error = KafkaError(KafkaError._TIMED_OUT, str(unanswered))
-            except Closed:
+            except CallRefused:
                 raise self._gone() from None
             if error is None:
                 return _states_of(answers, partitions if strict is None else strict)
@@ -270,7 +270,7 @@ class Ownership:
                 reason=str(unanswered),
                 code="DB-3008",
             ) from None
-        except Closed:
+        except CallRefused:
             raise self._gone() from None
 
     def _commit_offsets(self, offsets: list[TopicPartition]) -> None:

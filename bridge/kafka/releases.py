@@ -74,7 +74,7 @@ def api_versions(settings: Settings, *, timeout_s: float = 10.0) -> dict[int, in
     return {int(m[1]): int(m[2]) for line in lines if (m := _API.search(line))}
 
 
-def release(versions: Mapping[int, int]) -> Release | None:
+def release_of(versions: Mapping[int, int]) -> Release | None:
     """The release with the protocol of a broker; None if it is older than all releases of the table."""
     return next((name for name, key, version in _RELEASES if versions.get(key, -1) >= version), None)
 

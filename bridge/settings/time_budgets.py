@@ -56,7 +56,7 @@ class TimeBudgets:
     message_s: float = (TRANSACTION_TIMEOUT_MS - MESSAGE_MARGIN_MS) / 1000
     """message.timeout.ms: the failure of a record is known before the transaction's time-out."""
     linger_s: float = LINGER_MS / 1000
-    commit_interval_s: float = 0.02
+    commit_interval_s: float = 0.04
     poll_interval_s: float = POLL_INTERVAL_MS / 1000
 
     fill_s = _Share(1 / 3)

@@ -25,12 +25,12 @@ from typing import Final
 from bridge.errors import StateError
 from bridge.kafka.admin import Watermarks
 from bridge.kafka.errors import records_gone
-from bridge.kafka.leader_epochs import Stretch
+from bridge.kafka.leader_epochs import ReadStretch
 from bridge.start.first_commits import another_topic
 from timerstore.rows.sources import SourceName
 
 
-class Doubt(StrEnum):
+class PartitionDoubt(StrEnum):
     """The reason for a hold of a partition."""
 
     MISSING = "missing"
@@ -44,15 +44,15 @@ class Doubt(StrEnum):
     look that finds a leader tries again."""
 
 
-PASSES: Final = frozenset({Doubt.MISSING, Doubt.UNANSWERED})
+PASSES: Final = frozenset({PartitionDoubt.MISSING, PartitionDoubt.UNANSWERED})
 
 
-EXPLAINED: Final[Mapping[Doubt, str]] = {
-    Doubt.MISSING: "the topic no longer exists",
-    Doubt.REPLACED: "the topic was deleted and created again",
-    Doubt.DELETED: "records were deleted before they were read",
-    Doubt.TRUNCATED: "the brokers have lost acknowledged records",
-    Doubt.UNANSWERED: "the brokers do not answer about it, or it has no leader",
+EXPLAINED: Final[Mapping[PartitionDoubt, str]] = {
+    PartitionDoubt.MISSING: "the topic no longer exists",
+    PartitionDoubt.REPLACED: "the topic was deleted and created again",
+    PartitionDoubt.DELETED: "records were deleted before they were read",
+    PartitionDoubt.TRUNCATED: "the brokers have lost acknowledged records",
+    PartitionDoubt.UNANSWERED: "the brokers do not answer about it, or it has no leader",
 }
 
 
@@ -72,23 +72,23 @@ class Looked:
 
 def findings(
     known_ids: Mapping[str, str], ids_now: Mapping[str, str], looked: Mapping[SourceName, Looked]
-) -> dict[SourceName, Doubt]:
+) -> dict[SourceName, PartitionDoubt]:
     """The doubts about partitions, by the table. `known_ids` are the ids of the topics that were read; `ids_now` are
     those of the existing topics, sampled after the marks in `looked`."""
     doubts = {name: _doubt(known_ids.get(name[0]), ids_now.get(name[0]), at) for name, at in looked.items()}
     return {name: doubt for name, doubt in doubts.items() if doubt is not None}
 
 
-def _doubt(known_id: str | None, id_now: str | None, looked: Looked) -> Doubt | None:
+def _doubt(known_id: str | None, id_now: str | None, looked: Looked) -> PartitionDoubt | None:
     if id_now is None:
-        return Doubt.MISSING
+        return PartitionDoubt.MISSING
     if known_id not in (None, id_now):
-        return Doubt.REPLACED
+        return PartitionDoubt.REPLACED
     if looked.marks is None:
         return None
     if looked.marks.start > looked.expected:
-        return Doubt.DELETED
-    return Doubt.TRUNCATED if looked.marks.end < looked.read else None
+        return PartitionDoubt.DELETED
+    return PartitionDoubt.TRUNCATED if looked.marks.end < looked.read else None
 
 
 def believed(now: Looked, before: Looked | None) -> Looked:
@@ -103,7 +103,7 @@ def believed(now: Looked, before: Looked | None) -> Looked:
 
 def stretches(
     before: Mapping[SourceName, Looked], now: Mapping[SourceName, Looked], shorter: Collection[SourceName]
-) -> dict[SourceName, Stretch]:
+) -> dict[SourceName, ReadStretch]:
     """The stretches to search for records of later leaders: all records that were read before the last look, of
     partitions with an election since then; and the remaining part of logs that became `shorter`."""
     wanted = {}
@@ -116,13 +116,13 @@ def stretches(
         if old is not None and old.marks is not None:
             epoch, end, is_elected = old.marks.epoch, old.read, old.marks.epoch != marks.epoch
         if epoch >= 0 and (is_elected or name in shorter):
-            wanted[name] = Stretch(epoch=epoch, start=marks.start, end=min(end, marks.end))
+            wanted[name] = ReadStretch(epoch=epoch, start=marks.start, end=min(end, marks.end))
     return wanted
 
 
-def lasting_error(name: SourceName, doubt: Doubt) -> StateError | None:
+def lasting_error(name: SourceName, doubt: PartitionDoubt) -> StateError | None:
     """The error that ends a process with only doubtful partitions; None for a doubt that passes."""
     topic, partition = name
-    if doubt is Doubt.REPLACED:
+    if doubt is PartitionDoubt.REPLACED:
         return another_topic(topic=topic, partition=partition)
-    return records_gone(topic=topic, partition=partition) if doubt is Doubt.DELETED else None
+    return records_gone(topic=topic, partition=partition) if doubt is PartitionDoubt.DELETED else None

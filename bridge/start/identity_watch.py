@@ -22,10 +22,19 @@ import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Topic, Watermarks
-from bridge.kafka.leader_epochs import Stretch
+from bridge.kafka.leader_epochs import ReadStretch
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import ANOTHER_TOPIC, NO_TOPIC, SilentLogs, StartFacts
-from bridge.start.identity import EXPLAINED, PASSES, Doubt, Looked, believed, findings, lasting_error, stretches
+from bridge.start.identity import (
+    EXPLAINED,
+    PASSES,
+    Looked,
+    PartitionDoubt,
+    believed,
+    findings,
+    lasting_error,
+    stretches,
+)
 from bridge.start.roll_window import TOO_SHORT
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
@@ -68,7 +77,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hold:
-    doubt: Doubt
+    doubt: PartitionDoubt
     error: BridgeError | None
     cut: Cut | None = None
 
@@ -78,7 +87,7 @@ class _Hold:
         return words if self.cut is None else f"{words}: {self.cut}"
 
 
-UNANSWERED: Final = _Hold(doubt=Doubt.UNANSWERED, error=None)
+UNANSWERED: Final = _Hold(doubt=PartitionDoubt.UNANSWERED, error=None)
 
 
 class IdentityWatch:
@@ -121,7 +130,7 @@ class IdentityWatch:
     @property
     def replaced(self) -> frozenset[str]:
         """The topics whose rows in the index, if any, belong to another topic of the same name."""
-        missing = {name[0] for name, hold in self._holds.items() if hold.doubt is Doubt.MISSING}
+        missing = {name[0] for name, hold in self._holds.items() if hold.doubt is PartitionDoubt.MISSING}
         return self._replaced | missing
 
     def holds_any(self, names: Iterable[SourceName]) -> bool:
@@ -149,9 +158,9 @@ class IdentityWatch:
         if not is_lasting or not self._ids or not new or not (is_missing or set(owned) - new - self._holds.keys()):
             return False
         if is_missing:
-            self._hold({name: _Hold(doubt=Doubt.MISSING, error=None) for name in new})
+            self._hold({name: _Hold(doubt=PartitionDoubt.MISSING, error=None) for name in new})
             return True
-        doubt = Doubt.REPLACED if error.code == ANOTHER_TOPIC else Doubt.REFUSED
+        doubt = PartitionDoubt.REPLACED if error.code == ANOTHER_TOPIC else PartitionDoubt.REFUSED
         self._hold({name: _Hold(doubt=doubt, error=error) for name in new})
         return True
 
@@ -273,22 +282,24 @@ class IdentityWatch:
         """New holds, and the partitions that may be cut but do not answer."""
         new, shorter = {}, set()
         for name, doubt in findings(self._ids, ids, looked).items():
-            if doubt is Doubt.TRUNCATED:
+            if doubt is PartitionDoubt.TRUNCATED:
                 shorter.add(name)
             # The gap before the log's start may contain only ends of transactions, which an active reader will pass.
-            elif doubt is not Doubt.DELETED or is_told or _stands_still(before.get(name), looked[name]):
+            elif doubt is not PartitionDoubt.DELETED or is_told or _stands_still(before.get(name), looked[name]):
                 new[name] = _Hold(doubt=doubt, error=lasting_error(name, doubt))
         wanted = stretches(before, {name: at for name, at in looked.items() if name not in new}, shorter)
         cuts = self._cuts(cluster, wanted)
         for name in sorted(shorter | {name for name, offset in cuts.items() if offset is not None}):
             cut = _cut(looked[name], wanted.get(name), cuts.get(name), is_searched=name in cuts)
             cut = replace(cut, dropped=count(name, cut.at))
-            new[name] = _Hold(doubt=Doubt.TRUNCATED, error=None, cut=cut)
+            new[name] = _Hold(doubt=PartitionDoubt.TRUNCATED, error=None, cut=cut)
         return new, wanted.keys() - cuts.keys()
 
     def _silent(self, cluster: Cluster, topics: Mapping[str, Topic]) -> set[SourceName]:
         """The unanswered partitions whose leaders do not answer yet."""
-        held = {name for name, hold in self._holds.items() if hold.doubt is Doubt.UNANSWERED and name[0] in topics}
+        held = {
+            name for name, hold in self._holds.items() if hold.doubt is PartitionDoubt.UNANSWERED and name[0] in topics
+        }
         led = sorted(name for name in held if name[1] not in topics[name[0]].leaderless)
         try:
             return held - cluster.watermarks(led, of_all=False).keys()
@@ -296,7 +307,7 @@ class IdentityWatch:
             _warn(led, error.message)
             return held
 
-    def _cuts(self, cluster: Cluster, wanted: Mapping[SourceName, Stretch]) -> dict[SourceName, int | None]:
+    def _cuts(self, cluster: Cluster, wanted: Mapping[SourceName, ReadStretch]) -> dict[SourceName, int | None]:
         try:
             cuts = cluster.cuts(wanted, self._beat)
         except EnvironmentFailure as error:
@@ -316,7 +327,7 @@ class IdentityWatch:
                 hint="The partition is neither read, delivered nor committed; the others go on.",
             )
         self._holds = {**self._holds, **new}
-        self._replaced |= {name[0] for name, hold in new.items() if hold.doubt is Doubt.REPLACED}
+        self._replaced |= {name[0] for name, hold in new.items() if hold.doubt is PartitionDoubt.REPLACED}
 
     def _review(
         self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], held: Mapping[SourceName, _Hold]
@@ -329,7 +340,7 @@ class IdentityWatch:
             except EnvironmentFailure as error:  # the others are still reviewed, and new holds take effect
                 _warn([name], error.message)
             except StateError as error:
-                self._hold({name: _Hold(doubt=Doubt.REFUSED, error=error)})
+                self._hold({name: _Hold(doubt=PartitionDoubt.REFUSED, error=error)})
                 changes.add(LookResult.HELD)
         return next(change for change in (LookResult.MENDED, LookResult.HELD, LookResult.NONE) if change in changes)
 
@@ -338,7 +349,7 @@ class IdentityWatch:
     ) -> LookResult:
         old_id, is_there = self._ids.get(name[0]), name[0] in ids
         if is_there and old_id not in (None, ids[name[0]]) and hold.error is None:
-            self._hold({name: _Hold(doubt=Doubt.REPLACED, error=lasting_error(name, Doubt.REPLACED))})
+            self._hold({name: _Hold(doubt=PartitionDoubt.REPLACED, error=lasting_error(name, PartitionDoubt.REPLACED))})
             return LookResult.HELD
         if is_there and hold.doubt in PASSES:
             self._release(name)
@@ -359,7 +370,7 @@ class IdentityWatch:
             return False  # a former leader: under one leader the end of a log never decreases
         at = min(marks.end, cut.expected)
         if cut.epoch >= 0:
-            cuts = self._cuts(cluster, {name: Stretch(epoch=cut.epoch, start=marks.start, end=at)})
+            cuts = self._cuts(cluster, {name: ReadStretch(epoch=cut.epoch, start=marks.start, end=at)})
             if name not in cuts:
                 return False
             at = at if (later := cuts[name]) is None else later
@@ -374,7 +385,7 @@ class IdentityWatch:
         if state is None or not group.commit_states({name: state.rewound(at, self._clock.now_ms())}, owned):
             return False
         self._on_cut(name[0], cut.expected - at)
-        text = f"{name[0]}/{name[1]}: {EXPLAINED[Doubt.TRUNCATED]}: {cut}"
+        text = f"{name[0]}/{name[1]}: {EXPLAINED[PartitionDoubt.TRUNCATED]}: {cut}"
         self._told.append((self._clock.monotonic_s() + TOLD_S, text))
         log.error(
             "log-truncated",
@@ -393,7 +404,7 @@ def _stands_still(old: Looked | None, now: Looked) -> bool:
     return old is not None and old.marks is not None and old.marks.start > old.expected == now.expected
 
 
-def _cut(looked: Looked, stretch: Stretch | None, later: int | None, *, is_searched: bool) -> Cut:
+def _cut(looked: Looked, stretch: ReadStretch | None, later: int | None, *, is_searched: bool) -> Cut:
     """The cut of a log that ends too early, or has records of later leaders from the offset `later` on."""
     epoch, marks = -1 if stretch is None else stretch.epoch, looked.marks
     end, leader_epoch = (looked.read, -1) if marks is None else (marks.end, marks.epoch)

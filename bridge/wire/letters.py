@@ -59,7 +59,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class LetterChoice:
     """The letters that go back (empty: all), and the changes of their headers."""
 
     topics: Collection[str] = ()

@@ -57,7 +57,7 @@ def headers_of(message: Message) -> Headers | None:
     return [(str(pair[0]), pair[1] if isinstance(pair[1], bytes | None) else None) for pair in pairs]
 
 
-def record_bytes(message: Message) -> int:
+def message_bytes(message: Message) -> int:
     """The size of a record with its headers, which may be the larger part."""
     headers = headers_of(message)
     carried = UNREADABLE_BYTES if headers is None else carried_bytes(headers)

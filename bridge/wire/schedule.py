@@ -47,7 +47,7 @@ class Missed(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TickStep:
     """The outcome for a tick that comes up: whether it is delivered, as the tick of `due_ms`, and the next tick."""
 
     is_delivered: bool
@@ -99,7 +99,7 @@ class Schedule:
         assert self.every_ms is not None
         return self._in_time(due_ms + self.every_ms if self.anchor_ms is None else self._regular(due_ms + 1))
 
-    def step(self, due_ms: int, tick: int, now_ms: int) -> Step:
+    def step(self, due_ms: int, tick: int, now_ms: int) -> TickStep:
         """The outcome for tick number `tick`, due at `due_ms`, which comes up at `now_ms`."""
         following = self.next_after(due_ms)
         was_missed = following is not None and following <= now_ms
@@ -109,7 +109,7 @@ class Schedule:
         is_delivered = not was_missed or self.missed is not Missed.NONE
         if is_delivered and tick >= (self.times or TICK_MAX):
             following = None
-        return Step(is_delivered=is_delivered, due_ms=due_ms, next_ms=following, was_missed=was_missed)
+        return TickStep(is_delivered=is_delivered, due_ms=due_ms, next_ms=following, was_missed=was_missed)
 
     @classmethod
     def of(

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from bridge.kafka.admin import Cluster
-from bridge.kafka.leader_epochs import Stretch
+from bridge.kafka.leader_epochs import ReadStretch
 from bridge.settings.model import Settings
 from dev.harness.kafka import Outgoing, Topics, produce
 from tests.system.broker import Broker, own_broker
@@ -45,7 +45,7 @@ def test_offsets_are_found_again_after_a_leader_was_elected() -> None:
             before = cluster.watermarks(places)
         cut = {each: first[each].end or None for each in places}
         for old, cuts in ((first, cut), (before, dict.fromkeys(places))):
-            read = {each: Stretch(epoch=old[each].epoch, start=0, end=before[each].end) for each in places}
+            read = {each: ReadStretch(epoch=old[each].epoch, start=0, end=before[each].end) for each in places}
             assert cluster.cuts(read) == cuts
 
 

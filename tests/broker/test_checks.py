@@ -19,7 +19,7 @@ from bridge.checks.finding import Finding
 from bridge.checks.run import require, run_checks
 from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster
-from bridge.kafka.releases import Release, api_versions, release
+from bridge.kafka.releases import Release, api_versions, release_of
 from bridge.settings.model import Settings
 from dev.broker.embedded import kafka_version
 from timerstore.disk.checkpoint import Checkpoint, Identity, read, write
@@ -184,7 +184,7 @@ def test_a_failure_names_the_brokers_and_the_reason() -> None:
 
 def test_the_brokers_release_is_told_by_what_they_speak(bench: Bench) -> None:
     """Each release that is supported, by what only it and later ones speak."""
-    assert release(api_versions(bench.settings())) == Release.of(kafka_version())
+    assert release_of(api_versions(bench.settings())) == Release.of(kafka_version())
 
 
 @pytest.mark.fault("an unclean leader election")

@@ -24,7 +24,7 @@ from bridge.errors import FencedError
 from bridge.kafka.admin import Cluster
 from bridge.settings.load import load
 from bridge.settings.model import Settings
-from bridge.wire.letters import Choice, RedriveReport
+from bridge.wire.letters import LetterChoice, RedriveReport
 from dev.harness.kafka import Reader
 from dev.harness.pace import scaled
 from tests.docs.test_docs import blocks
@@ -160,7 +160,7 @@ def test_both_redrives_count_before_they_put_back(monkeypatch: pytest.MonkeyPatc
     """Both commands count and ask first, or require --yes without a terminal; --dry-run only counts."""
     executed: list[bool] = []
 
-    def put_back(_settings: Settings, _clock: object, _choice: Choice, *, execute: bool) -> RedriveReport:
+    def put_back(_settings: Settings, _clock: object, _choice: LetterChoice, *, execute: bool) -> RedriveReport:
         executed.append(execute)
         return RedriveReport(back=Counter({("unknown-target", "orders"): 2}))
 
@@ -173,9 +173,9 @@ def test_both_redrives_count_before_they_put_back(monkeypatch: pytest.MonkeyPatc
 
 def test_redrive_understands_what_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times as in `send`; and it says what is wrong with one."""
-    chosen: list[tuple[Choice, bool]] = []
+    chosen: list[tuple[LetterChoice, bool]] = []
 
-    def put_back(_settings: Settings, _clock: object, choice: Choice, *, execute: bool) -> RedriveReport:
+    def put_back(_settings: Settings, _clock: object, choice: LetterChoice, *, execute: bool) -> RedriveReport:
         chosen.append((choice, execute))
         return RedriveReport()
 
@@ -183,7 +183,9 @@ def test_redrive_understands_what_chooses(monkeypatch: pytest.MonkeyPatch) -> No
     since = ["--since", "2027-01-31T08:00:00+08:00", "--due", "now", "--set-header", "a=b=c", "--execute"]
     assert invoke("redrive", "--reason", "bad-for", "--target", "t", *since)[:2] == (0, "0 dead letters put back\n")
     headers = [("a", b"b=c")]
-    expected = Choice(reasons=["bad-for"], targets=["t"], since_ms=1_801_353_600_000, due_now=True, set_headers=headers)
+    expected = LetterChoice(
+        reasons=["bad-for"], targets=["t"], since_ms=1_801_353_600_000, due_now=True, set_headers=headers
+    )
     assert chosen == [(expected, True)]
     status, _, err = invoke("redrive", "--since", "yesterday")
     assert (status, "--since" in err) == (2, True)

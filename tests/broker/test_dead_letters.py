@@ -9,7 +9,7 @@ import pytest
 from bridge.dead_letters import listing
 from bridge.dead_letters.listing import Letterbox, PlacedLetter
 from bridge.errors import EnvironmentFailure
-from bridge.wire.letters import Choice, redriven
+from bridge.wire.letters import LetterChoice, redriven
 from dev.harness.kafka import Outgoing, Topics, produce
 from tests.broker.letters import bury, dead_letter_topic
 from tests.broker.rig import settings_for
@@ -27,7 +27,7 @@ def pages(box: Letterbox, limit: int, **choice: Any) -> list[list[PlacedLetter]]
     found: list[list[PlacedLetter]] = []
     below = None
     while not found or below is not None:
-        page = box.page(Choice(**choice), below, limit)
+        page = box.page(LetterChoice(**choice), below, limit)
         found.append(list(page.letters))
         below = page.next
         assert len(found) < 1_000
@@ -77,7 +77,7 @@ def test_one_letter_with_its_value_and_what_has_gone_back(
     one = box.get(chosen.place)
     assert one is not None and (one.value, one.redriven) == (b"3", False)
     assert ("own", b"3") in one.letter.headers and (one.letter.detail, one.letter.attempts) == ("why", 16)
-    choice = Choice(places=[chosen.place])
+    choice = LetterChoice(places=[chosen.place])
     assert sum(box.redrive(choice, execute=False).back.values()) == 1
     assert sum(box.redrive(choice, execute=True).back.values()) == 1
     assert box.redrive(choice, execute=True).before == 1
@@ -98,10 +98,10 @@ def test_what_is_no_dead_letter_is_not_found(broker: Broker, topics: Topics) -> 
     """Another topic, an offset that is not there, a stranger's record, a note; and a topic that does not exist."""
     delay = topics.delay(partitions=3)
     with pytest.raises(EnvironmentFailure, match="no dead-letter topic"):
-        letterbox(broker, delay).page(Choice(), None, 10)
+        letterbox(broker, delay).page(LetterChoice(), None, 10)
     dead_letter_topic(topics, delay)
     box = letterbox(broker, delay)
-    assert box.page(Choice(), None, 10).letters == []
+    assert box.page(LetterChoice(), None, 10).letters == []
     headers, value = redriven("another", [0])
     produce(broker.bootstrap, [Outgoing(topic=f"{delay}.dlt", value=value, headers=headers, partition=0)])
     produce(broker.bootstrap, [Outgoing(topic=f"{delay}.dlt", value=b"stranger", partition=1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from bridge.wire.received import FRAMING_BYTES, HEADER_BYTES, UNREADABLE_BYTES, headers_of, record_bytes
+from bridge.wire.received import FRAMING_BYTES, HEADER_BYTES, UNREADABLE_BYTES, headers_of, message_bytes
 from dev.harness.kafka import Topics
 from tests.broker.rig import DEADLINE_S
 from tests.paths import ROOT
@@ -40,9 +40,9 @@ def test_headers_that_are_no_utf_8_raise_nothing(broker: Broker, topics: Topics)
     produce_raw(broker.bootstrap, topic, 0, RECORDS)
     good, odd, surrogate = messages(broker, topic)
     assert (headers_of(good), headers_of(odd), headers_of(surrogate)) == ([("a", None), ("", b"12")], None, None)
-    assert record_bytes(good) == 2 + 3 + 2 * HEADER_BYTES + FRAMING_BYTES
+    assert message_bytes(good) == 2 + 3 + 2 * HEADER_BYTES + FRAMING_BYTES
     assert (headers_of(odd), headers_of(surrogate)) == ([], [])
-    assert record_bytes(messages(broker, topic)[1]) == UNREADABLE_BYTES + FRAMING_BYTES
+    assert message_bytes(messages(broker, topic)[1]) == UNREADABLE_BYTES + FRAMING_BYTES
 
 
 def test_nothing_asks_the_client_for_headers_but_in_one_place() -> None:

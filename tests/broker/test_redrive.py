@@ -12,7 +12,7 @@ from bridge.dead_letters.redrive import Redrive, redrive_letters
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
 from bridge.wire import headers as h
-from bridge.wire.letters import Choice, RedriveReport, redriven
+from bridge.wire.letters import LetterChoice, RedriveReport, redriven
 from bridge.wire.reasons import RejectReason
 from dev.harness.kafka import Outgoing, Topics, produce, read_committed
 from tests.broker.letters import bury, dead_letter_topic
@@ -29,7 +29,7 @@ def back_in(broker: Broker, delay: str) -> list[int]:
 
 
 def run(settings: Settings, *, execute: bool = True, **choice: Any) -> RedriveReport:
-    return redrive_letters(settings, SystemClock(), Choice(**choice), execute=execute)
+    return redrive_letters(settings, SystemClock(), LetterChoice(**choice), execute=execute)
 
 
 def test_letters_go_back_once_by_any_filters(broker: Broker, topics: Topics) -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from bridge.api import cursor as cursors
 from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, Bulk, Text, bulk, fitting_answer, parse_time
 from bridge.dead_letters.listing import LetterPage, PlacedLetter
-from bridge.wire.letters import Choice, RedriveReport
+from bridge.wire.letters import LetterChoice, RedriveReport
 from timerstore.rows.sources import SourceName
 
 LIMIT_MAX: Final = 1_000
@@ -33,9 +33,9 @@ class LetterFilters(BaseModel):
     )
     until: Text | None = Field(default=None, description="The end of the times of their records, exclusive.")
 
-    def choice(self, **more: Any) -> Choice:
+    def choice(self, **more: Any) -> LetterChoice:
         """The same for the reader. Raises ValueError with the name of the invalid parameter."""
-        return Choice(
+        return LetterChoice(
             topics=[] if self.topic is None else [self.topic],
             reasons=self.reason,
             targets=[] if self.target is None else [self.target],
@@ -134,7 +134,7 @@ class Mend(BaseModel):
     )
 
     def mended(self) -> dict[str, Any]:
-        """The changes as arguments of `Choice`."""
+        """The changes as arguments of `LetterChoice`."""
         return {"due_now": self.due_now, "set_headers": [(n, text.encode()) for n, text in self.set_headers.items()]}
 
 

@@ -28,7 +28,7 @@ from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import Origin
-from bridge.wire.letters import Choice, Letter, RedriveReport
+from bridge.wire.letters import Letter, LetterChoice, RedriveReport
 from bridge.wire.reasons import RejectReason
 from timerstore.operations.export import SCHEMA
 from timerstore.operations.find import Count, Originals, Page, PendingRow, PendingState, Query
@@ -197,9 +197,9 @@ class Letters:
     """`DeadLetterTopics` in a list."""
 
     rows: list[PlacedLetter] = field(default_factory=list)
-    chosen: list[Choice] = field(default_factory=list)
+    chosen: list[LetterChoice] = field(default_factory=list)
 
-    def page(self, choice: Choice, below: Mapping[SourceName, int] | None, limit: int) -> LetterPage:
+    def page(self, choice: LetterChoice, below: Mapping[SourceName, int] | None, limit: int) -> LetterPage:
         """The newest first."""
         self.chosen.append(choice)
         end = None if below is None else below["delay.dlt", 0]
@@ -212,7 +212,7 @@ class Letters:
         """By its place."""
         return next((each for each in self.rows if each.place == place), None)
 
-    def redrive(self, choice: Choice, *, execute: bool) -> RedriveReport:
+    def redrive(self, choice: LetterChoice, *, execute: bool) -> RedriveReport:
         """Those that have gone back say so."""
         report = RedriveReport()
         for i, each in enumerate(self.rows):

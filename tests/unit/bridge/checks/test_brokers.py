@@ -23,7 +23,7 @@ from bridge.checks.brokers import (
 )
 from bridge.checks.finding import Context, Finding
 from bridge.kafka.admin import Cluster, ClusterDescription
-from bridge.kafka.releases import _RELEASES, Release, loses_markers, release
+from bridge.kafka.releases import _RELEASES, Release, loses_markers, release_of
 from bridge.settings.model import Settings
 
 SPEAKS = {name: {key: version} for name, key, version in _RELEASES}
@@ -95,8 +95,8 @@ def test_the_newest_release_that_a_broker_speaks_counts() -> None:
     speaks: dict[int, int] = {}
     for name, key, version in reversed(_RELEASES):
         speaks[key] = version
-        assert release(speaks) == name
-    assert release({}) is None
+        assert release_of(speaks) == name
+    assert release_of({}) is None
 
 
 class Admin:

@@ -9,7 +9,7 @@ import pytest
 from bridge.dead_letters.rejection import GoingBack, Rejection
 from bridge.settings.model import Settings
 from bridge.wire import headers as h
-from bridge.wire.letters import Choice, Letter
+from bridge.wire.letters import Letter, LetterChoice
 from bridge.wire.reasons import RejectReason
 
 NOW_MS = 1_800_000_000_000
@@ -20,7 +20,7 @@ GOOD: h.Headers = [("delay-for", b"5s"), ("delay-topic", b"t"), ("own", b"1")]
 def why(headers: h.Headers, *, tree: dict[str, Any] | None = None, **choice: Any) -> str | None:
     """Why a record with these headers would be rejected when it goes back."""
     letter = Letter(headers=headers, reason="?", topic="delay", partition=3, target="t")
-    record = GoingBack(letter, Choice(**choice).headers(letter), None, b"v")
+    record = GoingBack(letter, LetterChoice(**choice).headers(letter), None, b"v")
     (found,) = Rejection(Settings.of(tree or {})).reasons([record], NOW_MS)
     return found
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.kafka import leader_epochs
-from bridge.kafka.leader_epochs import Stretch, cuts
+from bridge.kafka.leader_epochs import ReadStretch, cuts
 
 Log = dict[int, int]
 """Epochs of records, by offset."""
@@ -49,17 +49,17 @@ def _message(place: TopicPartition, **told: object) -> Any:
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> tuple[Log, Stretch]:
+def logs(draw: st.DrawFn) -> tuple[Log, ReadStretch]:
     """A log of which some offsets hold no record, and what was read of it."""
     epochs = sorted(draw(st.lists(st.integers(0, 4), max_size=40)))
     start, beyond = draw(st.integers(0, 5)), draw(st.integers(0, 5))
     log = {start + i: epoch for i, epoch in enumerate(epochs) if draw(st.booleans())}
     end = start + max(0, len(epochs) - beyond)
-    return log, Stretch(epoch=draw(st.integers(0, 4)), start=start, end=end)
+    return log, ReadStretch(epoch=draw(st.integers(0, 4)), start=start, end=end)
 
 
 @given(st.lists(logs(), min_size=1, max_size=4))
-def test_cuts_are_found_where_later_epochs_begin(drawn: list[tuple[Log, Stretch]]) -> None:
+def test_cuts_are_found_where_later_epochs_begin(drawn: list[tuple[Log, ReadStretch]]) -> None:
     """Whatever holds no record in between; a log that was not cut has none. Many logs are asked at the same time."""
     scripted: Any = Consumer({str(number): log for number, (log, _) in enumerate(drawn)})
     stretches = {(str(number), 0): stretch for number, (_, stretch) in enumerate(drawn)}
@@ -81,7 +81,7 @@ def test_logs_that_do_not_answer_are_left_out(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(leader_epochs, "ANSWER_S", 20.0)
     log = dict.fromkeys(range(9), 1)
     scripted: Any = Consumer({"a": log, "b": log, "c": {**log, 8: 2, 7: 2}}, silent={"b"})
-    stretches = {(topic, 0): Stretch(epoch=1, start=0, end=9) for topic in "abc"}
+    stretches = {(topic, 0): ReadStretch(epoch=1, start=0, end=9) for topic in "abc"}
     assert cuts(scripted, stretches) == {("a", 0): None, ("c", 0): 7}
     quiet: Any = Consumer({"a": log})
     assert cuts(quiet, {("a", 0): stretches["a", 0]}) == {("a", 0): None} and quiet.rounds == 1

@@ -15,7 +15,7 @@ from bridge.delivery.states import State
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.ingest.batches.reader import CorruptBatch
 from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
-from bridge.kafka.leader_epochs import Stretch
+from bridge.kafka.leader_epochs import ReadStretch
 from bridge.kafka.membership import Membership
 from bridge.runtime import pipeline as module
 from bridge.runtime.app import Application
@@ -88,7 +88,7 @@ class StandIn:
             states[name] = replace(known, **self.more.get(name, {}))
         return states
 
-    def cuts(self, stretches: Mapping[SourceName, Stretch], _: object) -> dict[SourceName, int | None]:
+    def cuts(self, stretches: Mapping[SourceName, ReadStretch], _: object) -> dict[SourceName, int | None]:
         """No log was cut and has grown again."""
         return dict.fromkeys(stretches)
 

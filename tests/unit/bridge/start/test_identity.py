@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge.kafka.admin import Watermarks
-from bridge.kafka.leader_epochs import Stretch
-from bridge.start.identity import Doubt, Looked, believed, findings, stretches
+from bridge.kafka.leader_epochs import ReadStretch
+from bridge.start.identity import Looked, PartitionDoubt, believed, findings, stretches
 
 A, B = ("a", 0), ("b", 3)
 WELL = Looked(expected=5, marks=Watermarks(start=0, end=9))
@@ -23,18 +23,20 @@ def looked(expected: int, start: int, end: int, epoch: int = -1) -> Looked:
         ("id", looked(5, 0, 5), None),
         ("id", looked(5, 5, 5), None),
         ("id", looked(5, 0, 9), None),
-        ("id", looked(5, 6, 9), Doubt.DELETED),
-        ("id", looked(5, 0, 4), Doubt.TRUNCATED),
-        ("id", looked(5, 0, 0), Doubt.TRUNCATED),
+        ("id", looked(5, 6, 9), PartitionDoubt.DELETED),
+        ("id", looked(5, 0, 4), PartitionDoubt.TRUNCATED),
+        ("id", looked(5, 0, 0), PartitionDoubt.TRUNCATED),
         ("id", Looked(expected=5, marks=None), None),
-        ("other", looked(5, 0, 9), Doubt.REPLACED),
-        ("other", looked(5, 0, 4), Doubt.REPLACED),
-        ("other", Looked(expected=5, marks=None), Doubt.REPLACED),
-        (None, looked(5, 0, 9), Doubt.MISSING),
-        (None, Looked(expected=5, marks=None), Doubt.MISSING),
+        ("other", looked(5, 0, 9), PartitionDoubt.REPLACED),
+        ("other", looked(5, 0, 4), PartitionDoubt.REPLACED),
+        ("other", Looked(expected=5, marks=None), PartitionDoubt.REPLACED),
+        (None, looked(5, 0, 9), PartitionDoubt.MISSING),
+        (None, Looked(expected=5, marks=None), PartitionDoubt.MISSING),
     ],
 )
-def test_a_partition_is_in_doubt_as_the_table_says(id_now: str | None, now: Looked, doubt: Doubt | None) -> None:
+def test_a_partition_is_in_doubt_as_the_table_says(
+    id_now: str | None, now: Looked, doubt: PartitionDoubt | None
+) -> None:
     """Topic id, log start and log end are compared with the bridge's record of them; healthy partitions cause no
     report."""
     ids = {"b": "well"} | ({} if id_now is None else {"a": id_now})
@@ -61,7 +63,7 @@ def test_an_election_has_what_was_read_before_it_searched(
     """For records of later leaders: an offset that was read since may have been theirs already."""
     found = stretches({} if old is None else {A: old}, {A: now, B: WELL}, {A} if shorter else set())
     epoch, start, end = searched or (0, 0, 0)
-    assert found == ({A: Stretch(epoch=epoch, start=start, end=end)} if searched else {})
+    assert found == ({A: ReadStretch(epoch=epoch, start=start, end=end)} if searched else {})
 
 
 @pytest.mark.parametrize(

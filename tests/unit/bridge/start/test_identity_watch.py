@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
 from bridge.kafka.admin import Topic, Watermarks
-from bridge.kafka.leader_epochs import Stretch
+from bridge.kafka.leader_epochs import ReadStretch
 from bridge.start.first_commits import SilentLogs, StartFacts, TopicFacts, another_topic
 from bridge.start.identity import Looked
 from bridge.start.identity_watch import LOOK_S, IdentityWatch, LookResult
@@ -67,7 +67,7 @@ class Scripted:
             raise EnvironmentFailure("no answer", hint="Wait.")
         return {name: self.marks[name] for name in names if of_all or name not in self.silent}
 
-    def cuts(self, wanted: Mapping[SourceName, Stretch], _: Callable[[], None]) -> dict[SourceName, int | None]:
+    def cuts(self, wanted: Mapping[SourceName, ReadStretch], _: Callable[[], None]) -> dict[SourceName, int | None]:
         self.searches += [set(wanted)] if wanted else []
         found = dict[SourceName, int | None]()
         for name, each in wanted.items():

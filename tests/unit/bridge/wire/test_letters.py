@@ -19,7 +19,7 @@ from bridge.errors import StateError
 from bridge.kafka.admin import Watermarks
 from bridge.wire import headers as h
 from bridge.wire import letters
-from bridge.wire.letters import Choice, Letter, read_letter
+from bridge.wire.letters import Letter, LetterChoice, read_letter
 from bridge.wire.reasons import RejectReason
 from tests.manual_clock import ManualClock
 
@@ -68,17 +68,19 @@ def letter(reason: str = "unknown-target", **more: object) -> Letter:
 
 def test_filters_choose_by_all_that_is_given() -> None:
     """Without any, everything is chosen."""
-    assert Choice().chooses(letter(), 9, PLACE)
-    assert Choice(reasons=["unknown-target"], targets=["t", "u"], topics=["delay"], since_ms=9).chooses(
+    assert LetterChoice().chooses(letter(), 9, PLACE)
+    assert LetterChoice(reasons=["unknown-target"], targets=["t", "u"], topics=["delay"], since_ms=9).chooses(
         letter(), 9, PLACE
     )
-    assert not Choice(reasons=["too-large"]).chooses(letter(), 9, PLACE)
-    assert not Choice(targets=["u"]).chooses(letter(), 9, PLACE)
-    assert not Choice(topics=["other"]).chooses(letter(), 9, PLACE)
-    assert not Choice(since_ms=10).chooses(letter(), 9, PLACE)
-    assert Choice(until_ms=10).chooses(letter(), 9, PLACE) and not Choice(until_ms=9).chooses(letter(), 9, PLACE)
-    assert Choice(places=[PLACE]).chooses(letter(), 9, PLACE)
-    assert not Choice(places=[("delay.dlt", 0, 8)]).chooses(letter(), 9, PLACE)
+    assert not LetterChoice(reasons=["too-large"]).chooses(letter(), 9, PLACE)
+    assert not LetterChoice(targets=["u"]).chooses(letter(), 9, PLACE)
+    assert not LetterChoice(topics=["other"]).chooses(letter(), 9, PLACE)
+    assert not LetterChoice(since_ms=10).chooses(letter(), 9, PLACE)
+    assert LetterChoice(until_ms=10).chooses(letter(), 9, PLACE) and not LetterChoice(until_ms=9).chooses(
+        letter(), 9, PLACE
+    )
+    assert LetterChoice(places=[PLACE]).chooses(letter(), 9, PLACE)
+    assert not LetterChoice(places=[("delay.dlt", 0, 8)]).chooses(letter(), 9, PLACE)
 
 
 @pytest.mark.parametrize(
@@ -92,16 +94,16 @@ def test_filters_choose_by_all_that_is_given() -> None:
 def test_headers_that_are_set_obey_the_rules_of_the_client(name: str, why: str) -> None:
     """What only the bridge writes, and names that the client would cut or cannot write, are refused."""
     with pytest.raises(ValueError, match=why):
-        Choice(set_headers=[("delay-for", b"5s"), (name, b"1")])
-    Choice(set_headers=[(name, b"1") for name in (*h.REQUEST, "own")])
+        LetterChoice(set_headers=[("delay-for", b"5s"), (name, b"1")])
+    LetterChoice(set_headers=[(name, b"1") for name in (*h.REQUEST, "own")])
 
 
 def test_headers_are_replaced_and_all_else_stays() -> None:
     """`due_now` takes the place of every time, a set header that of all of its name."""
-    assert Choice().headers(letter()) == letter().headers
-    now = Choice(due_now=True).headers(letter())
+    assert LetterChoice().headers(letter()) == letter().headers
+    now = LetterChoice(due_now=True).headers(letter())
     assert now == [("delay-topic", b"t"), ("own", b"1"), ("delay-for", b"0")]
-    moved = Choice(set_headers=[("delay-topic", b"u")]).headers(letter())
+    moved = LetterChoice(set_headers=[("delay-topic", b"u")]).headers(letter())
     assert moved == [("delay-until", b"5"), ("own", b"1"), ("delay-topic", b"u")]
 
 

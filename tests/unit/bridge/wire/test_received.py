@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from confluent_kafka import Message
 
-from bridge.wire.received import FRAMING_BYTES, HEADER_BYTES, record_bytes
+from bridge.wire.received import FRAMING_BYTES, HEADER_BYTES, message_bytes
 
 
 class Record:
@@ -25,5 +25,5 @@ class Record:
 def test_headers_count_in_the_size_of_a_record(headers: list[tuple[str, bytes | None]] | None) -> None:
     """They may be all of it, and have neither names nor values."""
     written = sum(HEADER_BYTES + len(name) + len(value or b"") for name, value in headers or [])
-    assert record_bytes(cast(Message, Record(b"v" * 5, b"k" * 3, headers))) == 8 + written + FRAMING_BYTES
-    assert record_bytes(cast(Message, Record(None, None, headers))) == written + FRAMING_BYTES
+    assert message_bytes(cast(Message, Record(b"v" * 5, b"k" * 3, headers))) == 8 + written + FRAMING_BYTES
+    assert message_bytes(cast(Message, Record(None, None, headers))) == written + FRAMING_BYTES

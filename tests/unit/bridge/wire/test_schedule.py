@@ -6,7 +6,7 @@ import pytest
 
 from bridge.wire import headers as h
 from bridge.wire.cron import Cron
-from bridge.wire.schedule import MISSED_MAX, Missed, Schedule, Step, packed, parse_schedule, unpacked
+from bridge.wire.schedule import MISSED_MAX, Missed, Schedule, TickStep, packed, parse_schedule, unpacked
 
 HOUR = 3_600_000
 T = 500_000 * HOUR  # 2027-01-15T08:00:00Z
@@ -44,7 +44,7 @@ def test_an_anchor_gives_the_rhythm() -> None:
         assert anchored.first(T, T + 6) == T + 5 + HOUR
         assert anchored.next_after(T + 5) == T + 5 + HOUR
         assert anchored.next_after(T + 7) == T + 5 + HOUR
-        assert anchored.step(T + 7, 2, T + 9) == Step(
+        assert anchored.step(T + 7, 2, T + 9) == TickStep(
             is_delivered=True, due_ms=T + 7, next_ms=T + 5 + HOUR, was_missed=False
         )
         assert anchored.step(T + 7, 2, T + 3 * HOUR).due_ms == T + 5 + 2 * HOUR
@@ -65,18 +65,18 @@ def test_no_tick_after_the_end() -> None:
 
 def test_ticks_are_due_after_the_due_time_of_the_one_before() -> None:
     """A tick that is late does not shift the next one."""
-    assert every().step(T, 1, T + 700) == Step(is_delivered=True, due_ms=T, next_ms=T + HOUR, was_missed=False)
+    assert every().step(T, 1, T + 700) == TickStep(is_delivered=True, due_ms=T, next_ms=T + HOUR, was_missed=False)
 
 
 @pytest.mark.parametrize(
     ("missed", "expected"),
     [
-        (Missed.LAST, Step(is_delivered=True, due_ms=T + 2 * HOUR, next_ms=T + 3 * HOUR, was_missed=True)),
-        (Missed.ALL, Step(is_delivered=True, due_ms=T, next_ms=T + HOUR, was_missed=True)),
-        (Missed.NONE, Step(is_delivered=False, due_ms=T + 2 * HOUR, next_ms=T + 3 * HOUR, was_missed=True)),
+        (Missed.LAST, TickStep(is_delivered=True, due_ms=T + 2 * HOUR, next_ms=T + 3 * HOUR, was_missed=True)),
+        (Missed.ALL, TickStep(is_delivered=True, due_ms=T, next_ms=T + HOUR, was_missed=True)),
+        (Missed.NONE, TickStep(is_delivered=False, due_ms=T + 2 * HOUR, next_ms=T + 3 * HOUR, was_missed=True)),
     ],
 )
-def test_missed_ticks(missed: Missed, expected: Step) -> None:
+def test_missed_ticks(missed: Missed, expected: TickStep) -> None:
     """One for all that were missed, each of them, or none; the same for intervals and cron expressions."""
     assert every(missed).step(T, 1, T + 2 * HOUR + 600_000) == expected
     cron = parse_schedule({h.CRON: "0 * * * *", h.MISSED: missed.value})
