@@ -72,7 +72,7 @@ class _Connection(H11Protocol):
 
     def standing(self) -> Standing:
         """The standing by its last request. The guard names the client."""
-        cycle: Any = self.cycle  # None before the first request, whatever its type says
+        cycle: Any = self.cycle  # None before the first request, despite its type
         if cycle is None or cycle.scope["state"].get(WHO) is None:
             return Standing.STRANGER
         return Standing.IDLE if cycle.response_complete else Standing.BUSY
