@@ -81,7 +81,7 @@ def test_what_the_coordinator_has_forgotten_is_chosen(cluster: LosingCluster, ch
     assert failure is not None
     assert "delay-bridge resolve" in failure.hint
     wait_until(lambda: not is_running(settings), DEADLINE_S, "its membership has ended")
-    with pytest.raises(StateError, match="not of this instance"):
+    with pytest.raises(StateError, match="of another instance"):
         resolve_transactions(settings, choice, each(lambda _: None))
     done = resolve_transactions(settings, choice, each(lambda _: "Empty"))
     assert done[settings.transactional_id] is choice
