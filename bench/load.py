@@ -16,7 +16,7 @@ import sys
 
 from confluent_kafka import Producer
 
-from dev.harness.kafka import Outgoing, send
+from dev.harness.kafka import Outgoing, send_all
 
 VALUE_BYTES = 200
 VALUES = 50_000
@@ -68,7 +68,7 @@ def main() -> None:
     if arguments.wait:
         producer.list_topics()
         sys.stdin.readline()
-    send(producer, records, per_second=arguments.rate)
+    send_all(producer, records, per_second=arguments.rate)
     assert not failed, f"{len(failed)} records were refused: {failed[0]}"
 
 

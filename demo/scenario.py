@@ -12,8 +12,8 @@ from typing import Final
 from rich.console import Console
 
 from bridge.errors import EnvironmentFailure
-from demo.traffic import DELAY_MS, QUIET, Listener, Sender
-from demo.view import View, summary
+from demo.traffic import DELAY_MS, QUIET, ArrivalListener, Sender
+from demo.view import DemoView, summary
 from dev.broker.embedded import free_ports
 from dev.harness.bridge import BridgeProcess
 from dev.harness.kafka import Topics
@@ -94,8 +94,8 @@ class Scenario:
         self._messages = messages
         self._rate_s = rate_s
         self._ledger = Ledger()
-        self._view = View(console, messages)
-        self._listener = Listener(kafka, names.targets, self._ledger)
+        self._view = DemoView(console, messages)
+        self._listener = ArrivalListener(kafka, names.targets, self._ledger)
         self._sender = Sender(kafka, names.delay, names.targets, self._ledger, clock, seed=seed)
         (port,) = free_ports(1)  # the port stays after the kill, so that an open page goes on
         self._page = f"http://localhost:{port}/"

@@ -13,8 +13,8 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.client import DelayClient
-from dev.harness.kafka import Reader
-from dev.harness.ledger import NUMBER, Ledger, Plan
+from dev.harness.kafka import TopicReader
+from dev.harness.ledger import NUMBER, Expected, Ledger
 from timerstore.clock import Clock
 
 DELAY_MS: Final = (500, 20_000)
@@ -66,7 +66,7 @@ class Sender:
 
     def _send(self, number: int) -> None:
         delay_ms = self._random.randint(*self._delay_ms)
-        plan = Plan(
+        plan = Expected(
             topic=self._random.choice(self._topics),
             key=b"customer-%d" % self._random.randrange(KEYS),
             value=json.dumps({"number": number, "delay_ms": delay_ms}).encode(),
@@ -91,12 +91,12 @@ class Sender:
             raise KafkaException(self._failure)
 
 
-class Listener:
+class ArrivalListener:
     """Reads the targets as a read_committed consumer on its own thread, and notes every arrival."""
 
     def __init__(self, kafka: Mapping[str, str], topics: Sequence[str], ledger: Ledger) -> None:
         self._ledger = ledger
-        self._reader = Reader(kafka["bootstrap.servers"], topics, client={**kafka, **QUIET})
+        self._reader = TopicReader(kafka["bootstrap.servers"], topics, client={**kafka, **QUIET})
         self._stop = threading.Event()
         self._thread = ThreadPoolExecutor(1, "demo-consumer")
         self._reading: Future[None] | None = None

@@ -13,14 +13,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dev.harness.ledger import Account, Balance, Lateness
+from dev.harness.ledger import Account, Balance, LatenessSummary
 
 EVENTS_SHOWN: Final = 8
 PLAIN_INTERVAL_S: Final = 2.0
 SECONDS_FROM_MS: Final = 10_000
 
 
-class View:
+class DemoView:
     """Progress and events. `update` may be called at any rate."""
 
     def __init__(self, console: Console, total: int) -> None:
@@ -88,7 +88,7 @@ def accounts_table(accounts: Sequence[Account]) -> Table:
     return table
 
 
-def summary(balance: Balance, lateness: Lateness, around: Mapping[str, Lateness]) -> RenderableType:
+def summary(balance: Balance, lateness: LatenessSummary, around: Mapping[str, LatenessSummary]) -> RenderableType:
     """The summary: the counts, and the lateness of all messages and of those around the kill."""
     counts = Table(title="Summary", title_justify="left", box=None, pad_edge=False, padding=(0, 2), show_header=False)
     counts.add_column()
@@ -110,7 +110,7 @@ def summary(balance: Balance, lateness: Lateness, around: Mapping[str, Lateness]
     return Group("", counts, "", late, "")
 
 
-def _durations(lateness: Lateness) -> tuple[str, str, str]:
+def _durations(lateness: LatenessSummary) -> tuple[str, str, str]:
     if not lateness.count:
         return ("-", "-", "-")
     return (_duration(lateness.p50_ms), _duration(lateness.p99_ms), _duration(lateness.max_ms))

@@ -55,21 +55,21 @@ SAYING: Final = ("impediments", "alarms", "problems", "_problems")
 """Functions that return sentences for /readyz, /livez, or the problems of a map of properties."""
 
 
-def texts(node: ast.expr) -> list[str]:
+def possible_texts(node: ast.expr) -> list[str]:
     """All strings that an expression may yield, with `…` for unknown values."""
     match node:
         case ast.Constant(value=str(value)):
             return [value]
         case ast.JoinedStr(values=parts):
-            return ["".join(combination) for combination in product(*map(texts, parts))]
+            return ["".join(combination) for combination in product(*map(possible_texts, parts))]
         case ast.FormattedValue(value=ast.BinOp(op=ast.Mult(), left=ast.Constant(value=str(plural)))):
             return [f"({plural})"]
         case ast.FormattedValue(value=ast.IfExp() as choice):
-            return texts(choice)
+            return possible_texts(choice)
         case ast.IfExp(body=one, orelse=other):
-            return [*texts(one), *texts(other)]
+            return [*possible_texts(one), *possible_texts(other)]
         case ast.BinOp(op=ast.Add(), left=left, right=right):
-            return ["".join(combination) for combination in product(texts(left), texts(right))]
+            return ["".join(combination) for combination in product(possible_texts(left), possible_texts(right))]
         case ast.BoolOp(op=ast.Or(), values=[*_, ast.Constant(value=str(value))]):
             return [FILLED_IN, value]
     return [FILLED_IN]
@@ -108,7 +108,9 @@ def errors() -> Iterator[tuple[str, str]]:
         for name, call in calls(module):
             place, around = AROUND.get(name, (0, "{}"))
             if len(call.args) > place and (name in AROUND or name in CLASSES):
-                yield from ((around.format(text), f"{module}:{call.lineno}") for text in texts(call.args[place]))
+                yield from (
+                    (around.format(text), f"{module}:{call.lineno}") for text in possible_texts(call.args[place])
+                )
 
 
 def values() -> Iterator[tuple[str, str]]:
@@ -116,10 +118,10 @@ def values() -> Iterator[tuple[str, str]]:
     for module in VALUES:
         for name, call in calls(module):
             if name in ("ValueError", "TypeError") and call.args:
-                yield from ((text, f"{module}:{call.lineno}") for text in texts(call.args[0]))
+                yield from ((text, f"{module}:{call.lineno}") for text in possible_texts(call.args[0]))
     for node in nodes("bridge/settings/librdkafka.py"):
         if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.ListComp):
-            yield from ((text, f"bridge/settings/librdkafka.py:{node.lineno}") for text in texts(node.value))
+            yield from ((text, f"bridge/settings/librdkafka.py:{node.lineno}") for text in possible_texts(node.value))
 
 
 def events(*levels: str) -> Iterator[tuple[str, str]]:
@@ -128,7 +130,7 @@ def events(*levels: str) -> Iterator[tuple[str, str]]:
         for name, call in calls(module):
             place = 1 if name == "ErrorLog" and "warning" in levels else 0 if name in levels else None
             if place is not None and len(call.args) > place and isinstance(call.args[place], ast.Constant):
-                yield from ((text, f"{module}:{call.lineno}") for text in texts(call.args[place]))
+                yield from ((text, f"{module}:{call.lineno}") for text in possible_texts(call.args[place]))
 
 
 def check_texts() -> Iterator[tuple[str, str]]:
@@ -137,13 +139,13 @@ def check_texts() -> Iterator[tuple[str, str]]:
         for node in nodes(module):
             match node:
                 case ast.Call(func=ast.Name(id="warned" | "failed" | "expected"), args=[_, detail, *_]):
-                    yield from ((text, f"{module}:{node.lineno}") for text in texts(detail))
+                    yield from ((text, f"{module}:{node.lineno}") for text in possible_texts(detail))
                 case (
                     ast.Assign(targets=[ast.Name(id="detail" | "speaks")], value=value)
                     | ast.AugAssign(target=ast.Name(id="detail"), value=value)
                     | ast.Yield(value=ast.Tuple(elts=[value, _]))
                 ):
-                    yield from ((text, f"{module}:{node.lineno}") for text in texts(value))
+                    yield from ((text, f"{module}:{node.lineno}") for text in possible_texts(value))
 
 
 def states() -> Iterator[tuple[str, str]]:
@@ -163,7 +165,7 @@ def states() -> Iterator[tuple[str, str]]:
             inner = {id(part) for s in inside if isinstance(s, ast.JoinedStr) for part in ast.walk(s) if part is not s}
             for part in inside:
                 if isinstance(part, ast.JoinedStr | ast.Constant) and id(part) not in inner:
-                    yield from ((text, f"{module}:{node.lineno}") for text in texts(part))
+                    yield from ((text, f"{module}:{node.lineno}") for text in possible_texts(part))
 
 
 CODE: Final = re.compile(r"^\| `(DB-[0-9]{4})`")
@@ -180,7 +182,7 @@ def coded() -> Iterator[tuple[str, str, str]]:
                 continue
             given = {k.arg: k.value for k in call.keywords}.get("code")
             code = str(given.value) if isinstance(given, ast.Constant) else ""
-            for text in texts(call.args[place]):
+            for text in possible_texts(call.args[place]):
                 message = normal(around.format(text))
                 if has_words(message) and (code or (name in CLASSES and given is None)):
                     yield code, message, f"{module}:{call.lineno}"

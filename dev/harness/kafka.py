@@ -187,13 +187,13 @@ def produce_with(producer: Producer, records: Iterable[Outgoing]) -> list[ReadRe
 
         return delivered
 
-    send(producer, records, lambda: on_delivery(next(numbers)))
+    send_all(producer, records, lambda: on_delivery(next(numbers)))
     if failed:
         raise KafkaException(failed[0])
     return [written[number] for number in sorted(written)]
 
 
-def send(
+def send_all(
     producer: Producer,
     records: Iterable[Outgoing],
     on_delivery: Callable[[], Callable[[KafkaError | None, Message], None]] | None = None,
@@ -223,10 +223,10 @@ def send(
     assert left == 0, f"{left} records were not acknowledged in {REQUEST_TIMEOUT_S} s"
 
 
-class Reader:
+class TopicReader:
     """Reads topics from their beginning, without a group, into `records`.
 
-    with Reader(broker.bootstrap, [topic]) as reader:
+    with TopicReader(broker.bootstrap, [topic]) as reader:
         reader.wait_for(10, deadline_s=5)
     """
 
@@ -334,7 +334,7 @@ class Reader:
 
 def read_committed(bootstrap: str, *topics: str) -> list[ReadRecord]:
     """All records that have been written by now and are not aborted, partition by partition in order of offset."""
-    with Reader(bootstrap, topics) as reader:
+    with TopicReader(bootstrap, topics) as reader:
         records = reader.to_end()
     return sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
 

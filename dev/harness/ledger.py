@@ -29,7 +29,7 @@ ADDED: Final = Counter((DUE, ORIGIN))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Expected:
     """A message in the expected form, with its own headers first; `reason`: a dead letter with that reason."""
 
     topic: str
@@ -40,7 +40,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lateness:
+class LatenessSummary:
     """Distribution of arrival minus due, in ms; zeros where there was no arrival."""
 
     count: int
@@ -49,12 +49,12 @@ class Lateness:
     max_ms: float
 
     @staticmethod
-    def of(lateness_ms: Sequence[int]) -> Lateness:
+    def of(lateness_ms: Sequence[int]) -> LatenessSummary:
         """Of these values, in any order."""
         if not lateness_ms:
-            return Lateness(count=0, p50_ms=0, p99_ms=0, max_ms=0)
+            return LatenessSummary(count=0, p50_ms=0, p99_ms=0, max_ms=0)
         p50, p99, most = np.percentile(np.asarray(lateness_ms), [50, 99, 100])
-        return Lateness(count=len(lateness_ms), p50_ms=float(p50), p99_ms=float(p99), max_ms=float(most))
+        return LatenessSummary(count=len(lateness_ms), p50_ms=float(p50), p99_ms=float(p99), max_ms=float(most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Account:
     topic: str
     sent: int
     delivered: int
-    lateness: Lateness
+    lateness: LatenessSummary
 
     @property
     def pending(self) -> int:
@@ -99,7 +99,7 @@ class Balance:
 
 @dataclass(slots=True)
 class _Entry:
-    plan: Plan
+    plan: Expected
     is_acknowledged: bool = False
     due_ms: int | None = None
     origin: str | None = None
@@ -158,7 +158,7 @@ class Ledger:
         """Messages that are acknowledged and have not arrived."""
         return self._pending
 
-    def planned(self, number: int, plan: Plan) -> None:
+    def planned(self, number: int, plan: Expected) -> None:
         """Message `number` is about to be produced. Raises ValueError if that number was used before."""
         with self._lock:
             if number in self._entries:
@@ -177,7 +177,7 @@ class Ledger:
     def arrived(self, record: ReadRecord) -> None:
         """A consumer saw this."""
         with self._lock:
-            number = number_of(record)
+            number = message_number(record)
             entry = None if number is None else self._entries.get(number)
             if entry is None:
                 self._unknown.append(f"{record.topic}/{record.partition}/{record.offset}")
@@ -225,7 +225,7 @@ class Ledger:
                 unknown=list(self._unknown),
             )
 
-    def lateness_around(self, down_from_ms: int, up_from_ms: int) -> dict[str, Lateness]:
+    def lateness_around(self, down_from_ms: int, up_from_ms: int) -> dict[str, LatenessSummary]:
         """Lateness before the bridge went down, of messages that waited for its return, and after that. A message
         waited if it was due before `up_from_ms` and arrived after `down_from_ms`.
         """
@@ -245,9 +245,9 @@ class Ledger:
                     )
                     group.append(entry.lateness_ms)
         return {
-            "before the kill": Lateness.of(before),
-            "waited for the restart": Lateness.of(waited),
-            "after the restart": Lateness.of(after),
+            "before the kill": LatenessSummary.of(before),
+            "waited for the restart": LatenessSummary.of(waited),
+            "after the restart": LatenessSummary.of(after),
         }
 
 
@@ -257,11 +257,11 @@ def _account(topic: str, entries: Sequence[_Entry]) -> Account:
         # An arrival proves the sending, even if the consumer knows of it before the producer.
         sent=sum(entry.is_acknowledged or bool(entry.arrivals) for entry in entries),
         delivered=sum(bool(entry.arrivals) for entry in entries),
-        lateness=Lateness.of([entry.lateness_ms for entry in entries if entry.arrivals]),
+        lateness=LatenessSummary.of([entry.lateness_ms for entry in entries if entry.arrivals]),
     )
 
 
-def number_of(record: ReadRecord) -> int | None:
+def message_number(record: ReadRecord) -> int | None:
     """The message's number, if it has one."""
     try:
         return int(dict(record.headers).get(NUMBER) or b"")

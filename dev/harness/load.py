@@ -10,8 +10,8 @@ from typing import Final
 
 from confluent_kafka import Producer
 
-from dev.harness.kafka import Outgoing, Reader, ReadRecord, produce_with
-from dev.harness.ledger import NUMBER, Balance, Ledger, Plan
+from dev.harness.kafka import Outgoing, ReadRecord, TopicReader, produce_with
+from dev.harness.ledger import NUMBER, Balance, Expected, Ledger
 from dev.harness.pace import scaled
 from timerstore.clock import SystemClock
 
@@ -101,7 +101,7 @@ class Load:
         """Read until every acknowledged message has arrived; returns all records, at the deadline an incomplete
         list."""
         books = self.ledger.against([])
-        with Reader(bootstrap, self.topics) as reader:
+        with TopicReader(bootstrap, self.topics) as reader:
             end_s = self._clock.monotonic_s() + scaled(deadline_s)
             read = 0
             while self._clock.monotonic_s() < end_s and books.pending:
@@ -144,11 +144,11 @@ class Load:
         size = chance.choices([-1, 0, 20, 1_000, 50_000], [1, 1, 12, 5, 0.2])[0]
         return None if size < 0 else chance.randbytes(size)
 
-    def _plan(self, outgoing: Outgoing) -> Plan:
+    def _plan(self, outgoing: Outgoing) -> Expected:
         given = dict(outgoing.headers)
         is_rejected = given.get("delay-for") == UNREADABLE
         headers = [(name, value) for name, value in outgoing.headers if is_rejected or name not in CONTROL]
-        return Plan(
+        return Expected(
             topic=f"{self._delay_topic}.dlt" if is_rejected else (given["delay-topic"] or b"").decode(),
             key=outgoing.key,
             value=outgoing.value,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from dev.proxy.protocol import Api, Request
+from dev.proxy.protocol import Api, BrokerRequest
 
 RECENT: Final = 20
 """Hits of an injection that a later request may concern."""
@@ -36,7 +36,7 @@ class RequestFault(Enum):
 class Hit:
     """A request that a fault has met."""
 
-    request: Request
+    request: BrokerRequest
     number: int
     """Of its transaction among those of its id; 0 without an id."""
     answer: int | None = None
@@ -63,7 +63,7 @@ class Injection:
     """None: any."""
     times: int | None
     """None: without end."""
-    when: Callable[[Request], bool]
+    when: Callable[[BrokerRequest], bool]
     arrives: Api | None
     """A late copy reaches the broker when it has answered this request of the next transaction of the id, before the
     client has the answer; or before that transaction's end, if that comes first. None: at `release`."""
@@ -73,7 +73,7 @@ class Injection:
     """Calls a function in the proxy's thread."""
     hits: list[Hit] = field(default_factory=list)
 
-    def meets(self, request: Request) -> bool:
+    def meets(self, request: BrokerRequest) -> bool:
         """Whether the fault meets this request."""
         return (
             request.api is self.api

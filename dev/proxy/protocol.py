@@ -44,7 +44,7 @@ _CORRELATION_AT: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class BrokerRequest:
     """`transactional_id` and `is_commit` are None where the request has none, or the proxy does not read it."""
 
     api: Api
@@ -112,7 +112,7 @@ class _Frame:
             shift += 7
 
 
-def request_of(frame: bytes) -> Request | None:
+def request_of(frame: bytes) -> BrokerRequest | None:
     """The request in a frame; None for an API that the proxy does not read."""
     key, version, correlation = struct.unpack_from(">hhi", frame)
     try:
@@ -120,7 +120,7 @@ def request_of(frame: bytes) -> Request | None:
     except ValueError:
         return None
     if api not in TRANSACTIONAL or (api is Api.PRODUCE and version < 3):
-        return Request(api=api, version=version, correlation=correlation, frame=frame)
+        return BrokerRequest(api=api, version=version, correlation=correlation, frame=frame)
     reader = _Frame(frame, is_flexible=version >= FLEXIBLE_SINCE[api])
     reader.at = _CORRELATION_AT + 4
     reader.fixed_text()
@@ -130,7 +130,7 @@ def request_of(frame: bytes) -> Request | None:
         reader.number("q")
         reader.number("h")
         is_commit = bool(reader.number("b"))
-    return Request(
+    return BrokerRequest(
         api=api,
         version=version,
         correlation=correlation,
@@ -145,7 +145,7 @@ def correlation_of(answer: bytes) -> int:
     return int(correlation)
 
 
-def error_of(request: Request, answer: bytes) -> int:
+def error_of(request: BrokerRequest, answer: bytes) -> int:
     """The first error code in the answer that is not 0, else 0. Only for transactional requests."""
     reader = _answer(request, answer)
     if request.api is Api.PRODUCE:
@@ -189,7 +189,7 @@ def _produce_partition(reader: _Frame, version: int) -> int:
     return code
 
 
-def with_addresses(request: Request, answer: bytes, local: Callable[[Address], Address]) -> bytes:
+def with_addresses(request: BrokerRequest, answer: bytes, local: Callable[[Address], Address]) -> bytes:
     """An answer to METADATA or FIND_COORDINATOR with other addresses of the brokers."""
     reader = _answer(request, answer)
     written = bytearray(answer[: reader.at])
@@ -247,7 +247,7 @@ def _written(text: str, *, is_flexible: bool) -> bytes:
     return (bytes([len(encoded) + 1]) if is_flexible else struct.pack(">h", len(encoded))) + encoded
 
 
-def _answer(request: Request, answer: bytes) -> _Frame:
+def _answer(request: BrokerRequest, answer: bytes) -> _Frame:
     """The answer behind its header."""
     reader = _Frame(answer, is_flexible=request.version >= FLEXIBLE_SINCE[request.api])
     reader.number("i")

@@ -27,7 +27,7 @@ from dev.proxy.protocol import (
     TRANSACTIONAL,
     Address,
     Api,
-    Request,
+    BrokerRequest,
     correlation_of,
     error_of,
     request_of,
@@ -75,7 +75,7 @@ class Proxy:
         id: str | None = None,
         *,
         times: int | None = 1,
-        when: Callable[[Request], bool] = lambda _: True,
+        when: Callable[[BrokerRequest], bool] = lambda _: True,
         arrives: Api | None = Api.PRODUCE,
         cuts: bool = True,
     ) -> Injection:
@@ -137,7 +137,7 @@ class Proxy:
                 self._ports[upstream] = HOST, int(server.sockets[0].getsockname()[1])
         return self._ports[upstream]
 
-    def meet(self, request: Request) -> tuple[Injection, Hit] | None:
+    def meet(self, request: BrokerRequest) -> tuple[Injection, Hit] | None:
         """The fault that meets this request, if one does."""
         for injection in self.injections:
             if injection.meets(request):
@@ -146,7 +146,7 @@ class Proxy:
                 return injection, hit
         return None
 
-    def asked(self, request: Request) -> None:
+    def asked(self, request: BrokerRequest) -> None:
         """A request goes to the broker."""
         self.transactions.asked(request)
         if request.api not in ENDS:
@@ -209,7 +209,7 @@ class Transactions:
         """Of the last transaction that was begun, counted from 1."""
         return self._numbers.get(transactional_id or "", 0)
 
-    def number_of(self, request: Request) -> int:
+    def number_of(self, request: BrokerRequest) -> int:
         """Of the transaction that this request belongs to."""
         name = request.transactional_id
         is_first = request.api in BEGINS or name in self._beginning
@@ -219,7 +219,7 @@ class Transactions:
         """Whether one with a higher number than `since` is open, and the broker has not been asked to end it."""
         return transactional_id in self._open and self.number(transactional_id) > since
 
-    def asked(self, request: Request) -> None:
+    def asked(self, request: BrokerRequest) -> None:
         """A request goes to the broker. One that ends the transaction may have done so from now on."""
         if request.transactional_id is None:
             return
@@ -229,7 +229,7 @@ class Transactions:
         elif request.api in BEGINS:
             self._beginning.add(request.transactional_id)
 
-    def answered(self, request: Request, error: int) -> None:
+    def answered(self, request: BrokerRequest, error: int) -> None:
         """The broker has answered it."""
         name = request.transactional_id
         if name is None or error or request.api not in BEGINS or name in self._open:
@@ -250,9 +250,9 @@ class _Connection:
         self._proxy = proxy
         self._from_client, self._to_client = client
         self._from_broker, self._to_broker = broker
-        self._sent: dict[int, tuple[Request, tuple[Injection, Hit] | None]] = {}
+        self._sent: dict[int, tuple[BrokerRequest, tuple[Injection, Hit] | None]] = {}
         self._numbers = itertools.count(-2, -1)
-        self._copies: dict[int, tuple[Request, asyncio.Future[int | None]]] = {}
+        self._copies: dict[int, tuple[BrokerRequest, asyncio.Future[int | None]]] = {}
         """Answers to these go to nobody. The client's own numbers are not negative."""
         self._late = 0
         """Copies that are yet to be sent. While there are copies, the broker's connection stays."""
@@ -292,7 +292,7 @@ class _Connection:
                 return
             await self._to_broker.drain()
 
-    async def _pass(self, request: Request) -> bool:
+    async def _pass(self, request: BrokerRequest) -> bool:
         """Whether the connection is to go on."""
         met = self._proxy.meet(request) if request.api in TRANSACTIONAL else None
         fault = None if met is None else met[0].fault
@@ -361,7 +361,7 @@ class _Connection:
             with suppress(OSError):
                 await self._to_client.drain()
 
-    async def _may_pass(self, request: Request, answer: bytes, met: tuple[Injection, Hit] | None) -> bool:
+    async def _may_pass(self, request: BrokerRequest, answer: bytes, met: tuple[Injection, Hit] | None) -> bool:
         """Whether the client gets this answer."""
         error = error_of(request, answer)
         self._proxy.transactions.answered(request, error)
@@ -381,7 +381,7 @@ class _Connection:
             hit.is_over = True
         return True
 
-    async def _with_addresses(self, request: Request, answer: bytes) -> bytes:
+    async def _with_addresses(self, request: BrokerRequest, answer: bytes) -> bytes:
         named: list[Address] = []
 
         def name(address: Address) -> Address:

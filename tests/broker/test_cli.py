@@ -25,7 +25,7 @@ from bridge.kafka.admin import Cluster
 from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.wire.letters import LetterChoice, RedriveReport
-from dev.harness.kafka import Reader
+from dev.harness.kafka import TopicReader
 from dev.harness.pace import scaled
 from tests.docs.test_docs import blocks
 
@@ -193,7 +193,7 @@ def test_redrive_understands_what_chooses(monkeypatch: pytest.MonkeyPatch) -> No
 
 def received(bootstrap: str, topic: str, count: int) -> list[tuple[bytes | None, bytes | None, dict[str, Any]]]:
     """Key, value and headers of the topic's records, when there are `count`."""
-    with Reader(bootstrap, [topic]) as reader:
+    with TopicReader(bootstrap, [topic]) as reader:
         return [(record.key, record.value, dict(record.headers)) for record in reader.wait_for(count, 30)]
 
 
@@ -274,7 +274,7 @@ def test_a_cancel_by_id_goes_to_every_partition(broker: Broker) -> None:
     sent = f"cancel of order-42 sent to {topic}; {unknown}\n"
     assert invoke("cancel", "order-42", "--key", "k", *common)[::2] == (0, sent)
     everywhere = {"delay-cancel": b"order-42", "delay-copy-forwarded": b"client"}
-    with Reader(broker.bootstrap, [topic]) as reader:
+    with TopicReader(broker.bootstrap, [topic]) as reader:
         records = reader.wait_for(3, 30)
     assert sorted(record.partition for record in records) == [0, 1, 2]
     assert [(record.key, dict(record.headers)) for record in records] == [(b"k", everywhere)] * 3

@@ -17,7 +17,7 @@ from bridge.delivery.producer.outcomes import Aborted, Broken, FailedRecord, Fai
 from bridge.delivery.states import Request, State
 from bridge.errors import FencedError, InternalError
 from bridge.wire import headers as h
-from dev.harness.kafka import Outgoing, Reader, Topics, assert_each_once, produce, read_committed
+from dev.harness.kafka import Outgoing, TopicReader, Topics, assert_each_once, produce, read_committed
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.broker.interfering import raising, rig_with_interference
@@ -639,7 +639,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
                 # The broker may have lost the end of an id's last transaction here (a target with one replica): the
                 # next one under that id comes with it, as docs/architecture.md says. So there are more.
                 nonlocal sent
-                with Reader(own.bootstrap, [target]) as reader:
+                with TopicReader(own.bootstrap, [target]) as reader:
                     try:
                         arrived[:] = [int(record.value or b"-1") for record in reader.to_end(5)]
                     except AssertionError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from confluent_kafka import KafkaError
 
-from dev.harness.kafka import Reader, Topics, assert_each_once
+from dev.harness.kafka import TopicReader, Topics, assert_each_once
 from dev.proxy import Api, Hit, Proxy, RequestFault
 from dev.proxy.protocol import TRANSACTIONAL
 from tests.broker.rig import Rig
@@ -36,7 +36,7 @@ class Delivery:
     proxy: Proxy
     rig: Rig
     order: Order
-    reader: Reader
+    reader: TopicReader
     rows: int = 0
 
     def deliver(self) -> None:
@@ -74,7 +74,7 @@ def delivering(broker: Broker, topics: Topics, *, renews: bool = True) -> Iterat
             abort_each=3,
             renews=renews,
         )
-        with rig_of(order) as rig, Reader(broker.bootstrap, targets) as reader:
+        with rig_of(order) as rig, TopicReader(broker.bootstrap, targets) as reader:
             begin(rig, order, [(0, 0, 0, 0)])
             yield Delivery(proxy, rig, order, reader)
 

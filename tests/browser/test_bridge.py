@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from bridge.client import DelayClient
-from dev.harness.kafka import Outgoing, Reader, Topics, produce
+from dev.harness.kafka import Outgoing, TopicReader, Topics, produce
 from dev.harness.pace import scaled
 from tests.browser.rig import DESKTOP, USER
 from tests.system.bridge import RunningBridge
@@ -63,7 +63,7 @@ def test_a_dead_letter_is_put_right_and_arrives(
         page.get_by_role("button", name="Redrive").click()
         page.get_by_label("Due at once").check()
         expect(confirmed(page)).to_have_text("It has gone back into its delay topic.", timeout=SEEN_MS)
-        with Reader(broker.bootstrap, [orders]) as reader:
+        with TopicReader(broker.bootstrap, [orders]) as reader:
             (record,) = reader.wait_for(1, SEEN_MS // 1_000)
         assert (record.key, record.value) == (b"k", b"call back")
         page.get_by_role("dialog").get_by_role("button", name="Close").click()
@@ -76,7 +76,7 @@ def test_a_paused_target_gets_nothing_until_it_is_resumed(
     """Its messages wait, and the page says why; others are delivered meanwhile."""
     delay, orders, others = topics.delay(), topics.create("orders"), topics.create("others")
     client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 0}, delay)
-    with operated(chromium, broker, delay, tmp_path) as page, Reader(broker.bootstrap, [orders, others]) as reader:
+    with operated(chromium, broker, delay, tmp_path) as page, TopicReader(broker.bootstrap, [orders, others]) as reader:
         client.send(orders, "first", "k", after=timedelta(0))
         client.flush()
         reader.wait_for(1, SEEN_MS // 1_000)
@@ -106,7 +106,7 @@ def test_what_is_cancelled_moved_and_delivered_there_is_what_consumers_see(
     """One is cancelled, one delivered now, and all others cancelled at once: one message comes."""
     delay, orders = topics.delay(), topics.create("orders")
     client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 0}, delay)
-    with operated(chromium, broker, delay, tmp_path) as page, Reader(broker.bootstrap, [orders]) as reader:
+    with operated(chromium, broker, delay, tmp_path) as page, TopicReader(broker.bootstrap, [orders]) as reader:
         for n in range(5):
             client.send(orders, f"value-{n}", "k", after=timedelta(hours=1), id=f"id-{n}")
         client.flush()
@@ -144,7 +144,7 @@ def test_a_schedule_is_run_paused_and_resumed(
     """Run now is an extra tick; a paused schedule has no next tick until it is resumed."""
     delay, orders = topics.delay(), topics.create("orders")
     client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 0}, delay)
-    with operated(chromium, broker, delay, tmp_path) as page, Reader(broker.bootstrap, [orders]) as reader:
+    with operated(chromium, broker, delay, tmp_path) as page, TopicReader(broker.bootstrap, [orders]) as reader:
         client.schedule(orders, "again", "k", every=timedelta(hours=1), id="hourly")
         client.flush()
         row = page.locator("tbody tr")

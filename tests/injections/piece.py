@@ -19,9 +19,9 @@ from typing import Final, Self
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
 
-from dev.harness.kafka import Outgoing, Topics, read_committed, send
+from dev.harness.kafka import Outgoing, Topics, read_committed, send_all
 from dev.harness.waiting import wait_until
-from dev.proxy import Api, Hit, Injection, Proxy, Request, RequestFault
+from dev.proxy import Api, BrokerRequest, Hit, Injection, Proxy, RequestFault
 from tests.injections.combinations import ARRIVALS, Combination
 from tests.injections.dispatching import LOG, Order, Piece, deliver
 from tests.injections.rows import PARTITIONS, early
@@ -109,10 +109,10 @@ class Injections:
             self._all.append(proxy.inject(fault, api, times=None, when=when, arrives=arrival))
         self._provoking = proxy.inject(RequestFault.LOST_AFTER, Api.END_TXN, times=None, when=self._provokes)
 
-    def _is_own(self, request: Request) -> bool:
+    def _is_own(self, request: BrokerRequest) -> bool:
         return self._within in (request.transactional_id or "") and not self._is_stopped
 
-    def _meets(self, arrival: Api, request: Request) -> bool:
+    def _meets(self, arrival: Api, request: BrokerRequest) -> bool:
         end = self.combination.end
         if arrival is not self._chosen or not self._is_own(request):
             return False
@@ -126,7 +126,7 @@ class Injections:
         self._chosen = self._random.choice(self._arrivals)
         return True
 
-    def _provokes(self, request: Request) -> bool:
+    def _provokes(self, request: BrokerRequest) -> bool:
         is_met = self._is_provoking and self._is_own(request)
         self._is_provoking = self._is_provoking and not is_met
         return is_met
@@ -274,7 +274,7 @@ def run(
             known, left = child.said() or (0, 0)
             if known < result.rows or left >= ROWS:
                 return
-            send(source, [Outgoing(topic=delay, partition=i % PARTITIONS) for i in range(ROWS)])
+            send_all(source, [Outgoing(topic=delay, partition=i % PARTITIONS) for i in range(ROWS)])
             child.add((result.rows, ROWS, clock.now_ms() + AHEAD_MS, GAP_MS))
             result.rows += ROWS
 

@@ -18,7 +18,7 @@ import pytest
 
 from bridge.client import DelayClient
 from dev.broker.embedded import free_ports
-from dev.harness.kafka import Reader, Topics, read_committed
+from dev.harness.kafka import TopicReader, Topics, read_committed
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
@@ -91,7 +91,7 @@ def test_actions_do_what_they_answer(broker: Broker, topics: Topics, tmp_path: P
         assert operator.ask(f"messages/{names[3]}/move", {"after": "3h"})[0]["outcome"] == "moved"
         told = operator.command("pending", "cancel", names[4], "--yes")
         assert told.returncode == 0, told.stderr
-        with Reader(broker.bootstrap, [orders]) as reader:
+        with TopicReader(broker.bootstrap, [orders]) as reader:
             came = reader.wait_for(2, DEADLINE_S)
         assert sorted(record.value or b"" for record in came) == [b"value-1", b"value-2"]
         assert operator.ask(f"messages/{names[1]}/cancel", {})[0]["outcome"] in ("delivered", "not-pending")

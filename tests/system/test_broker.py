@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from dev.harness.kafka import Outgoing, Reader, Topics, produce, produce_with, read_committed
+from dev.harness.kafka import Outgoing, TopicReader, Topics, produce, produce_with, read_committed
 from dev.harness.pace import scaled
 from tests.paths import ROOT
 from tests.system.broker import Broker, environment
@@ -77,9 +77,9 @@ def test_an_open_transaction_hides_its_records(broker: Broker, topics: Topics) -
     producer.init_transactions(30)
     producer.begin_transaction()
     produce_with(producer, [Outgoing(topic=topic, value=b"open")])
-    with Reader(broker.bootstrap, [topic], isolation="read_uncommitted") as careless:
+    with TopicReader(broker.bootstrap, [topic], isolation="read_uncommitted") as careless:
         assert len(careless.to_end()) == 1
-    with Reader(broker.bootstrap, [topic]) as reader:
+    with TopicReader(broker.bootstrap, [topic]) as reader:
         assert reader.to_end(open_too=False) == []
         producer.commit_transaction(30)
         assert len(reader.wait_for(1, deadline_s=10)) == 1

@@ -12,7 +12,7 @@ from confluent_kafka import Message
 
 from bridge.client import DelayClient
 from bridge.wire.commands import cancel_origin_headers
-from dev.harness.kafka import Reader, ReadRecord, Topics
+from dev.harness.kafka import ReadRecord, TopicReader, Topics
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -59,7 +59,7 @@ class Site:
 
     def receive(self, *values: str) -> list[ReadRecord]:
         """What the target has when nothing is pending any more: exactly these values."""
-        with Reader(self.bootstrap, [self.target]) as reader:
+        with TopicReader(self.bootstrap, [self.target]) as reader:
             reader.wait_for(len(values), DELIVERED_S_MAX)
             self.bridge.wait_idle(DELIVERED_S_MAX)
             records = reader.to_end()
@@ -182,7 +182,7 @@ def test_a_cancel_at_the_due_time_wins_or_loses(site: Site) -> None:
             site.client.flush()
     site.client.flush()
 
-    with Reader(site.bootstrap, [site.target]) as reader:
+    with TopicReader(site.bootstrap, [site.target]) as reader:
 
         def settled() -> bool:
             reader.poll()

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from dev.harness.kafka import Outgoing, Reader, Topics, assert_each_once, produce
+from dev.harness.kafka import Outgoing, TopicReader, Topics, assert_each_once, produce
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker, own_broker
@@ -73,7 +73,7 @@ def test_a_clock_that_jumps_and_comes_back_is_followed(broker: Broker, topics: T
         headers = [("delay-until", b"%d" % due_ms), ("delay-topic", target.encode())]
         produce(broker.bootstrap, [Outgoing(topic=delay, value=name, headers=headers)])
 
-    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, Reader(broker.bootstrap, [target]) as reader:
+    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, TopicReader(broker.bootstrap, [target]) as reader:
         wall = WallClock(tmp_path, bridge)
         bridge.start()
         begun_ms = clock.now_ms()
@@ -129,7 +129,7 @@ def test_a_jump_in_the_middle_of_a_read_ends_neither_the_read_nor_the_bridge(slo
     headers = [("delay-until", b"%d" % (clock.now_ms() + STEP_S * 1_000)), ("delay-topic", target.encode())]
     padding = os.urandom(100_000)
     records = [Outgoing(topic=delay, value=b"%d " % n + padding, headers=headers) for n in range(20)]
-    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, Reader(broker.bootstrap, [target]) as reader:
+    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, TopicReader(broker.bootstrap, [target]) as reader:
         wall = WallClock(tmp_path, bridge)
         bridge.start()
         bridge.wait_spark()
@@ -161,7 +161,7 @@ def test_a_clock_that_is_set_back_while_clients_connect_stops_delivery_for_secon
 
     with (
         RunningBridge(tmp_path, broker.bootstrap, delay, spark=False) as bridge,
-        Reader(broker.bootstrap, [target]) as reader,
+        TopicReader(broker.bootstrap, [target]) as reader,
     ):
         wall = WallClock(tmp_path, bridge, at_once=True)
         wall.set(JUMP_S)

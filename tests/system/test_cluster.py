@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from confluent_kafka import Producer
 
-from dev.harness.kafka import Outgoing, Reader, Topics, assert_each_once, send
+from dev.harness.kafka import Outgoing, TopicReader, Topics, assert_each_once, send_all
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.java import SHORT_LIVED
@@ -40,7 +40,7 @@ def test_a_worker_that_is_killed_loses_nothing(broker: Broker, topics: Topics, t
     def send_from(first: int, end: int) -> None:
         values = (b"%d" % number for number in range(first, end))
         records = (Outgoing(topic=delay, value=value, key=value, headers=headers) for value in values)
-        send(producer, records)
+        send_all(producer, records)
 
     def send_around_the_kill() -> None:
         for first in range(COUNT // 4, COUNT, BURST):
@@ -54,7 +54,7 @@ def test_a_worker_that_is_killed_loses_nothing(broker: Broker, topics: Topics, t
         config = {"spark": {"master": cluster.master, "executor_host": HOST, "conf": conf}}
         with (
             RunningBridge(tmp_path / "bridge", broker.bootstrap, delay, config=config) as bridge,
-            Reader(broker.bootstrap, [target]) as reader,
+            TopicReader(broker.bootstrap, [target]) as reader,
             ThreadPoolExecutor(1) as sender,
         ):
             bridge.start()

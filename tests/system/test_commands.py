@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from bridge.client import DelayClient
 from bridge.commands.cli import app
 from bridge.wire import headers as h
-from dev.harness.kafka import Reader, ReadRecord, Topics
+from dev.harness.kafka import ReadRecord, TopicReader, Topics
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -69,7 +69,7 @@ class Site:
 
     def arrive(self, *values: str, topic: str | None = None) -> list[ReadRecord]:
         """What a topic has when all of these have come."""
-        with Reader(self.bootstrap, [topic or self.target]) as reader:
+        with TopicReader(self.bootstrap, [topic or self.target]) as reader:
             reader.wait_for(len(values), DELIVERED_S_MAX)
             records = reader.to_end()
         assert sorted((record.value or b"").decode() for record in records) == sorted(values)
@@ -77,7 +77,7 @@ class Site:
 
     def answered(self, count: int) -> dict[str, dict[str, str]]:
         """The answers' headers, by correlation id, as a `read_committed` consumer has them."""
-        with Reader(self.bootstrap, [self.answers]) as reader:
+        with TopicReader(self.bootstrap, [self.answers]) as reader:
             reader.wait_for(count, DELIVERED_S_MAX)
             records = reader.to_end()
         told = [{name: (value or b"").decode() for name, value in record.headers} for record in records]

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from bridge.commands import cli
 from bridge.spark.jvm import NICE
 from bridge.wire.reasons import RejectReason
-from dev.harness.kafka import Headers, Outgoing, Reader, ReadRecord, Topics, produce, produce_with, read_committed
+from dev.harness.kafka import Headers, Outgoing, ReadRecord, TopicReader, Topics, produce, produce_with, read_committed
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.paths import ROOT
@@ -63,7 +63,7 @@ class Site:
 
     def receive(self, topic: str, count: int) -> list[ReadRecord]:
         """All records of `topic` in order of partition and offset, when there are `count`; there must not be more."""
-        with Reader(self.bootstrap, [topic]) as reader:
+        with TopicReader(self.bootstrap, [topic]) as reader:
             reader.wait_for(count, DELIVERED_S_MAX)
             records = reader.to_end()
         assert len(records) == count
@@ -367,7 +367,7 @@ def test_a_dead_letter_that_fits_nowhere_is_cut_and_holds_nothing_up(site: Site)
     assert squeezing.flush(DELIVERED_S_MAX) == 0
     site.send(*(Outgoing(topic=site.delay, headers=[("delay-topic", target.encode()), to_all]) for _ in range(9)))
     site.receive(target, 9)
-    with Reader(site.bootstrap, [f"{site.delay}.dlt"]) as reader:
+    with TopicReader(site.bootstrap, [f"{site.delay}.dlt"]) as reader:
 
         def found() -> list[ReadRecord]:
             reader.poll()
@@ -409,7 +409,7 @@ def test_dead_letters_that_are_put_back_are_delivered_once(site: Site) -> None:
 def dead_letters(site: Site, marks: list[bytes]) -> dict[bytes, ReadRecord]:
     """The dead letters whose values begin with these marks of 32 bytes, when all are there; none may be there twice."""
     found: dict[bytes, ReadRecord] = {}
-    with Reader(site.bootstrap, [f"{site.delay}.dlt"]) as reader:
+    with TopicReader(site.bootstrap, [f"{site.delay}.dlt"]) as reader:
 
         def mine() -> list[ReadRecord]:
             reader.poll()

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from confluent_kafka import Producer
 
-from dev.harness.kafka import Outgoing, Reader, Topics, assert_each_once, produce
+from dev.harness.kafka import Outgoing, TopicReader, Topics, assert_each_once, produce
 from dev.harness.waiting import wait_until
 from tests.system.bridge import AS_SHIPPED, RunningBridge
 from tests.system.broker import Broker
@@ -67,7 +67,7 @@ def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: 
         wait_until(lambda: bridge.events("segments-compacted"), DEADLINE_S, lambda: f"compaction; {bridge.tail()}")
         assert bridge.metrics()["segments"] <= 2
 
-        with Reader(broker.bootstrap, [target]) as reader:
+        with TopicReader(broker.bootstrap, [target]) as reader:
             ballast = small_disk / "ballast"
             with pytest.raises(OSError, match="No space left"):
                 fill(ballast)
@@ -104,7 +104,7 @@ def test_floods_of_near_and_far_delays_stay_within_their_memory(broker: Broker, 
     limits = {"ready_rows": {"bytes": READY_ROWS_BYTES}, "store": {"flush_bytes": "8MiB", "flush_interval": "5s"}}
     with (
         RunningBridge(tmp_path, broker.bootstrap, delay, config={**limits, **AS_SHIPPED}) as bridge,
-        Reader(broker.bootstrap, [target]) as reader,
+        TopicReader(broker.bootstrap, [target]) as reader,
     ):
         bridge.start()
         start_ms = clock.now_ms() + FLOOD_AHEAD_MS

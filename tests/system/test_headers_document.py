@@ -17,7 +17,7 @@ import pytest
 from bridge.install import connector
 from bridge.wire.headers import FOR, TOPIC, parse_duration
 from dev.broker.embedded import broker_jars
-from dev.harness.kafka import Reader, Topics
+from dev.harness.kafka import TopicReader, Topics
 from dev.harness.pace import scaled
 from tests.paths import ROOT
 from tests.system.broker import Broker
@@ -67,7 +67,7 @@ def test_four_producers_send_the_same_message(names: Mapping[str, str], tmp_path
     run(["java", "-cp", class_path, str(tmp_path / "Reminder.java")])
     run([sys.executable, "-m", "bridge", "send", *where, *ours[2:config], *ours[config + 2 :]])
     run(["java", "-cp", class_path, "org.apache.kafka.tools.ConsoleProducer", *theirs], line)
-    with Reader(names["localhost:9092"], [delay]) as reader:
+    with TopicReader(names["localhost:9092"], [delay]) as reader:
         records = reader.wait_for(4, READ_S_MAX)
     assert {parse_duration((record.header(FOR) or b"").decode()) for record in records} == {15 * 60_000}
     for record in records:

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from bridge.spark.scratch import PREFIX
-from dev.harness.kafka import Outgoing, Reader, Topics, produce
+from dev.harness.kafka import Outgoing, TopicReader, Topics, produce
 from dev.harness.waiting import wait_until
 from tests.system.bridge import SPARK_SERVES_S_MAX, RunningBridge
 from tests.system.broker import Broker
@@ -35,7 +35,7 @@ def test_spark_is_the_bridges_own(broker: Broker, topics: Topics, tmp_path: Path
     delay, target = topics.delay(partitions=2), topics.create("orders")
     with (
         RunningBridge(tmp_path / "bridge", broker.bootstrap, delay) as bridge,
-        Reader(broker.bootstrap, [target]) as reader,
+        TopicReader(broker.bootstrap, [target]) as reader,
     ):
         bridge.environment |= {
             "SPARK_HOME": str(host),

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from bridge.errors import StateError
 from dev.broker import EmbeddedBroker
-from dev.harness.kafka import Outgoing, Reader, ReadRecord, Topics, produce
+from dev.harness.kafka import Outgoing, ReadRecord, TopicReader, Topics, produce
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import own_broker
@@ -49,7 +49,7 @@ class Site:
         """A message of the topic that is well is delivered."""
         target = self.topics.create("goes-on")
         self.send(self.well, target, range(1))
-        with Reader(self.broker.bootstrap, [target]) as reader:
+        with TopicReader(self.broker.bootstrap, [target]) as reader:
             reader.wait_for(1, DELIVERED_S_MAX)
 
     def committed(self, topic: str) -> int:
@@ -108,7 +108,7 @@ def test_a_log_that_is_cut_loses_no_record_that_is_there(site: Site) -> None:
     wait_until(lambda: site.bridge.events("log-truncated"), SEEN_S_MAX, site.bridge.tail)
     [told] = site.bridge.events("log-truncated")
     assert (told["topic"], told["offset"], told["dropped"]) == (site.cut, KEPT, LOST), told
-    with Reader(site.broker.bootstrap, [target]) as reader:
+    with TopicReader(site.broker.bootstrap, [target]) as reader:
         reader.wait_for(KEPT + NEW, DELIVERED_S_MAX)
         site.goes_on()
         values = sorted(int(record.value or b"") for record in reader.to_end())
@@ -139,7 +139,7 @@ def test_a_topic_that_is_created_again_is_held(site: Site) -> None:
     site.send(site.again, target, range(104, 110))
     site.goes_on()
     assert site.committed(site.again) == committed
-    with Reader(site.broker.bootstrap, [target]) as reader:
+    with TopicReader(site.broker.bootstrap, [target]) as reader:
         assert sorted(int(record.value or b"") for record in reader.to_end()) == [*range(5)]
     assert site.bridge.stop() == 0
     site.bridge.launch()

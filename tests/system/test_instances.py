@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from bridge.errors import FencedError
-from dev.harness.kafka import Outgoing, Reader, Topics, produce
+from dev.harness.kafka import Outgoing, TopicReader, Topics, produce
 from dev.harness.ledger import Balance
 from dev.harness.load import Load
 from dev.harness.waiting import wait_until
@@ -151,7 +151,7 @@ def test_an_instance_with_an_old_index_takes_over(broker: Broker, topics: Topics
     with (
         RunningBridge(tmp_path / "a", broker.bootstrap, delay, id=name, instance="a", config=config) as a,
         RunningBridge(tmp_path / "b", broker.bootstrap, delay, id=name, instance="b", config=config) as b,
-        Reader(broker.bootstrap, [target]) as reader,
+        TopicReader(broker.bootstrap, [target]) as reader,
     ):
         a.start()
         first_ms = clock.now_ms() + 150_000

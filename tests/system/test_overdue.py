@@ -10,7 +10,7 @@ import pytest
 
 from bridge.delivery.plan.overdue import WAITED_MS_MAX
 from bridge.wire.reasons import RejectReason
-from dev.harness.kafka import Outgoing, Reader, Topics, produce, read_committed
+from dev.harness.kafka import Outgoing, TopicReader, Topics, produce, read_committed
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -44,7 +44,7 @@ def test_a_backlog_comes_at_its_rate_and_lets_what_is_due_now_pass(
         wait_until(lambda: bridge.metrics()["records_deferred_total"] > 0, DELIVERED_S_MAX, "the rate is in force")
         fresh = [Outgoing(topic=delay, value=b"new", headers=[("delay-for", b"500ms"), to]) for _ in range(NOW)]
         produce(broker.bootstrap, fresh)
-        with Reader(broker.bootstrap, [target]) as reader:
+        with TopicReader(broker.bootstrap, [target]) as reader:
             reader.wait_for(OVERDUE + NOW, DELIVERED_S_MAX)
             records = reader.to_end()
         deferred = bridge.metrics()["records_deferred_total"]
@@ -82,10 +82,10 @@ def test_what_is_older_than_the_limit_is_given_up_and_the_rest_is_delivered(
             broker.bootstrap,
             [Outgoing(topic=delay, value=b"new", headers=[("delay-for", b"500ms"), to]) for _ in range(NOW)],
         )
-        with Reader(broker.bootstrap, [target]) as reader:
+        with TopicReader(broker.bootstrap, [target]) as reader:
             reader.wait_for(NOW, DELIVERED_S_MAX)
             delivered = reader.to_end()
-        with Reader(broker.bootstrap, [f"{delay}.dlt"]) as reader:
+        with TopicReader(broker.bootstrap, [f"{delay}.dlt"]) as reader:
             reader.wait_for(GIVEN_UP, DELIVERED_S_MAX)
             dead = reader.to_end()
         bridge.stop()

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 import pytest
 
 from bridge.client import DelayClient
-from dev.harness.kafka import Reader, Topics
+from dev.harness.kafka import TopicReader, Topics
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
@@ -78,7 +78,7 @@ def test_what_is_pending_is_found_until_it_is_delivered_or_cancelled(
         wait_until(lambda: not found(id="id-3"), DEADLINE_S, "the cancel is read")
         assert [message["state"] for message in found(id="id-3", state="cancelled")] == ["cancelled"]
         wait_until(lambda: bridge.ask("summary")["disk"]["segments"] > 0, DEADLINE_S, "a flush")
-        with Reader(broker.bootstrap, [orders]) as reader:
+        with TopicReader(broker.bootstrap, [orders]) as reader:
             (record,) = reader.wait_for(1, DEADLINE_S)
         assert record.value == b"soon"
         wait_until(lambda: not found(id="soon"), DEADLINE_S, "it is known to be delivered")

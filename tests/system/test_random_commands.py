@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from bridge.wire.answers import Outcome
 from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
 from bridge.wire.headers import CORRELATION, COUNT, DUE, MOVED_MAX, OUTCOME, origin_text, origins_text, timer_headers
-from dev.harness.kafka import Outgoing, Reader, ReadRecord, Topics, produce_with
+from dev.harness.kafka import Outgoing, ReadRecord, TopicReader, Topics, produce_with
 from dev.harness.waiting import wait_until
 from tests.profiles import IS_NIGHTLY, seed
 from tests.system.bridge import RunningBridge
@@ -154,11 +154,11 @@ def test_every_answer_says_what_consumers_saw(broker: Broker, topics: Topics, tm
             sent.burst(clock.now_ms())
         wait_until(lambda: not sent.send_until(clock.now_ms()), 60, "the last command")
         bridge.wait_ready()
-        with Reader(broker.bootstrap, [replies]) as reader:
+        with TopicReader(broker.bootstrap, [replies]) as reader:
             reader.wait_for(len(sent.commands), SETTLED_S_MAX)
             bridge.wait_idle(SETTLED_S_MAX)
             answered = reader.to_end()
-        with Reader(broker.bootstrap, [target, f"{delay}.dlt"]) as reader:
+        with TopicReader(broker.bootstrap, [target, f"{delay}.dlt"]) as reader:
             delivered = reader.to_end()
         assert bridge.metric("early_deliveries_total") == 0
     wrong = compared(sent, answered, delivered, target)

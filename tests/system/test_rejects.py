@@ -24,7 +24,7 @@ from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
 from bridge.wire.reasons import RejectReason
 from dev.broker.embedded import broker_jars
-from dev.harness.kafka import Headers, Outgoing, Reader, ReadRecord, Topics, produce
+from dev.harness.kafka import Headers, Outgoing, ReadRecord, TopicReader, Topics, produce
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
@@ -110,7 +110,7 @@ class Site:
 
     def letters(self, *marks: bytes) -> dict[bytes, ReadRecord]:
         """The dead letters whose values begin with these 32 bytes, when all are there; none may be there twice."""
-        with Reader(self.bootstrap, [f"{topic}.dlt" for topic in self.delay.values()]) as reader:
+        with TopicReader(self.bootstrap, [f"{topic}.dlt" for topic in self.delay.values()]) as reader:
 
             def mine() -> list[ReadRecord]:
                 assert self.bridge.running, self.bridge.tail()
@@ -174,7 +174,7 @@ def test_names_that_our_client_would_cut_reach_no_target(site: Site) -> None:
     assert letters[timer].header("delay-topic") == target.encode()
     assert letters[reject].header("delay-reason") == b"bad-for"
     assert letters[reject].headers[2] == ("delay-escaped-delay-reason%00", b"forged")
-    with Reader(site.bootstrap, [target]) as reader:
+    with TopicReader(site.bootstrap, [target]) as reader:
         (arrived,) = reader.wait_for(1, ARRIVED_S_MAX)
     assert (arrived.value, arrived.headers[0]) == (fine, ("delay-escaped-x", b"1"))
 
@@ -203,7 +203,7 @@ def test_names_that_are_no_text_arrive_with_replacements(site: Site) -> None:
             RawRecord(value=reject, headers=[*odd, (b"delay-for", b"?")]),
         ],
     )
-    with Reader(site.bootstrap, [target]) as reader:
+    with TopicReader(site.bootstrap, [target]) as reader:
         (arrived,) = reader.wait_for(1, ARRIVED_S_MAX)
     letter = site.letters(reject)[reject]
     assert letter.header("delay-reason") == b"bad-for"
@@ -221,7 +221,7 @@ def test_a_jvm_that_stands_still_holds_up_no_message(site: Site) -> None:
     wait_until(lambda: bridge.reader() == "spark", ARRIVED_S_MAX, "Spark reads")
     headers: Headers = [(h.FOR, b"1s"), (h.TOPIC, target.encode())]
     [java] = [process for process in bridge.processes() if process.name() == "java"]
-    with Reader(site.bootstrap, [target]) as reader:
+    with TopicReader(site.bootstrap, [target]) as reader:
         java.suspend()
         try:
             produce(site.bootstrap, [Outgoing(topic=site.delay[NATIVE], value=sent[0], headers=headers)])
@@ -245,7 +245,7 @@ def test_a_start_comes_up_behind_a_record_that_the_plain_reader_cannot_read(site
     before = mark()
     produce_raw(site.bootstrap, delay, 0, [RawRecord(value=before, headers=odd)])
     after: Headers = [(h.FOR, b"1s"), (h.TOPIC, target.encode())]
-    with Reader(site.bootstrap, [target]) as reader:
+    with TopicReader(site.bootstrap, [target]) as reader:
         produce(site.bootstrap, [Outgoing(topic=delay, partition=0, value=mark(), headers=after)])
         reader.wait_for(1, ARRIVED_S_MAX)
         bridge.kill()

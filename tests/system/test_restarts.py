@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 
 from bridge.errors import StateError
-from dev.harness.kafka import Outgoing, Reader, ReadRecord, Topics, produce
+from dev.harness.kafka import Outgoing, ReadRecord, TopicReader, Topics, produce
 from dev.harness.ledger import Balance
 from dev.harness.load import LEVELS_MS, Load
 from dev.harness.waiting import wait_until
@@ -162,7 +162,7 @@ def test_what_is_sent_once_it_is_ready_does_not_wait_for_spark(broker: Broker, t
     at_once = [Outgoing(topic=delay, partition=each, value=b"x", headers=headers) for each in range(PARTITIONS)]
     with (
         RunningBridge(tmp_path, broker.bootstrap, delay) as bridge,
-        Reader(broker.bootstrap, [target]) as reader,
+        TopicReader(broker.bootstrap, [target]) as reader,
     ):
         for count in (PARTITIONS, 2 * PARTITIONS):
             bridge.start()
@@ -221,7 +221,7 @@ def test_decode_parameters_may_change_between_two_runs(broker: Broker, topics: T
         bridge.start()
         due_ms = {(record.value, record.timestamp_ms + (12_000 if i < 2 else 15_000)) for i, record in enumerate(old)}
         due_ms |= {(record.value, record.timestamp_ms + 2_000) for record in new[:2]}
-        with Reader(broker.bootstrap, [target, f"{delay}.dlt"]) as reader:
+        with TopicReader(broker.bootstrap, [target, f"{delay}.dlt"]) as reader:
             reader.wait_for(len(old) + len(new), DELIVERED_S_MAX)
             bridge.wait_idle(30)
             records = reader.to_end()
@@ -238,7 +238,7 @@ def test_decode_parameters_may_change_between_two_runs(broker: Broker, topics: T
         bridge.configure({"delay": {"levels": "1s 12s", "max": "1m"}})
         send("third", ("delay-level", b"1"))
         bridge.start()
-        with Reader(broker.bootstrap, [target]) as reader:
+        with TopicReader(broker.bootstrap, [target]) as reader:
             reader.wait_for(len(delivered) + 2, DELIVERED_S_MAX)
             bridge.wait_idle(30)
             assert len(reader.to_end()) == len(delivered) + 2
@@ -252,7 +252,7 @@ def test_offsets_removed_by_an_admin_are_refused(broker: Broker, topics: Topics,
         bridge.start()
         message = Outgoing(topic=delay, headers=[("delay-for", b"1"), ("delay-topic", target.encode())])
         produce(broker.bootstrap, [message])
-        with Reader(broker.bootstrap, [target]) as reader:
+        with TopicReader(broker.bootstrap, [target]) as reader:
             reader.wait_for(1, DELIVERED_S_MAX)
         assert bridge.stop() == 0
         wait_until(lambda: deleted(topics, bridge.id), 60, "the group's end, which its session time-out allows")
@@ -261,7 +261,7 @@ def test_offsets_removed_by_an_admin_are_refused(broker: Broker, topics: Topics,
         words = bridge.last_words()
         assert "committed offset" in words
         assert "delay-bridge reset-offsets" in words
-        with Reader(broker.bootstrap, [target]) as reader:
+        with TopicReader(broker.bootstrap, [target]) as reader:
             assert len(reader.to_end()) == 1, "nothing was repeated"
 
 

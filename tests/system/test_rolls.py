@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # public, but not marked as exported
 
 from bridge.errors import StateError
-from dev.harness.kafka import Outgoing, Reader, ReadRecord, Topics, produce
+from dev.harness.kafka import Outgoing, ReadRecord, TopicReader, Topics, produce
 from dev.harness.ledger import Balance
 from dev.harness.load import Load
 from dev.harness.waiting import wait_until
@@ -41,7 +41,7 @@ class Site:
 
     def receive(self, target: str, count: int) -> list[ReadRecord]:
         """All records of `target` when there are `count`; there must not be more."""
-        with Reader(self.bootstrap, [target]) as reader:
+        with TopicReader(self.bootstrap, [target]) as reader:
             try:
                 reader.wait_for(count, DELIVERED_S_MAX)
             except AssertionError as error:
@@ -136,7 +136,7 @@ def test_a_cancel_finds_its_message_after_any_number_of_rolls(site: Site) -> Non
         key = None if id == b"keyless" else id
         return Outgoing(topic=site.delay, key=key, partition=partition, headers=[("delay-cancel", id)])
 
-    with Reader(site.bootstrap, [site.delay]) as reader:
+    with TopicReader(site.bootstrap, [site.delay]) as reader:
         for id, rolls, partition in ((b"once", b"1", 0), (b"keyless", b"1", 1), (b"twice", b"2", 0)):
             wait_until(lambda id=id, rolls=rolls: copied(reader, id, rolls), 60, f"{id!r} rolled")  # type: ignore[misc]
             produce(site.bootstrap, [cancel(id, partition), cancel(b"unknown", partition)])
@@ -152,7 +152,7 @@ def test_a_cancel_finds_its_message_after_any_number_of_rolls(site: Site) -> Non
     assert not any(count for name, count in metrics.items() if name.startswith("records_rejected_total"))
 
 
-def copied(reader: Reader, id: bytes, rolls: bytes) -> bool:
+def copied(reader: TopicReader, id: bytes, rolls: bytes) -> bool:
     """Whether the delay topic holds a copy of this message that was rolled so many times."""
     reader.poll(0.1)
     wanted = {("delay-id", id), ("delay-copy-rolls", rolls)}
@@ -241,7 +241,7 @@ def test_a_topic_that_is_trimmed_under_the_bridge(broker: Broker, topics: Topics
         shutil.rmtree(bridge.data)
         kept.rename(bridge.data)
         bridge.start()
-        with Reader(broker.bootstrap, [target]) as reader:
+        with TopicReader(broker.bootstrap, [target]) as reader:
             [arrived] = reader.wait_for(1, DELIVERED_S_MAX)
         assert arrived.header("delay-origin") == f"{delay}/0/{sent.offset}".encode()
         wait_until(lambda: bridge.metrics()[trimmed] == 0, 20, "it is over")

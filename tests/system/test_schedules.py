@@ -14,7 +14,7 @@ import pytest
 
 from bridge.client import DelayClient
 from bridge.wire.headers import copy_headers
-from dev.harness.kafka import Reader, ReadRecord, Topics, read_committed
+from dev.harness.kafka import ReadRecord, TopicReader, Topics, read_committed
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -49,7 +49,7 @@ class Site:
 
     def wait_received(self, count: int) -> list[ReadRecord]:
         """At least so many."""
-        with Reader(self.bootstrap, [self.target]) as reader:
+        with TopicReader(self.bootstrap, [self.target]) as reader:
             return list(reader.wait_for(count, DELIVERED_S_MAX))
 
     def receive(self, count: int) -> list[ReadRecord]:
@@ -147,7 +147,7 @@ def test_pause_resume_and_run_now(site: Site) -> None:
     site.wait_received(2)
     site.client.pause("paused", "k", reply_to=answers, correlation="pause")
     site.client.flush()
-    with Reader(site.bootstrap, [answers]) as reader:
+    with TopicReader(site.bootstrap, [answers]) as reader:
         assert [(r.header("delay-outcome"), r.header("delay-count")) for r in reader.wait_for(1, DELIVERED_S_MAX)] == [
             (b"moved", b"1")
         ]
@@ -190,7 +190,7 @@ def test_what_ended_while_it_was_paused_is_over(site: Site) -> None:
     for id in ("ending", "plain"):
         site.client.pause(id, "k", reply_to=answers, correlation=id)
     site.client.flush()
-    with Reader(site.bootstrap, [answers]) as reader:
+    with TopicReader(site.bootstrap, [answers]) as reader:
         found = {r.header("delay-correlation-id"): r.header("delay-outcome") for r in reader.wait_for(2, 60)}
         assert found == {b"ending": b"moved", b"plain": b"not-pending"}
         wait_until(lambda: SystemClock().now_ms() > end_ms, 20)
@@ -206,7 +206,7 @@ def test_a_replace_changes_a_schedule(site: Site) -> None:
     site.schedule("old", every=timedelta(seconds=1), id="replaced")
     site.wait_received(2)
     site.schedule("new", every=timedelta(seconds=2), times=2, id="replaced", replace=True)
-    with Reader(site.bootstrap, [site.target]) as reader:
+    with TopicReader(site.bootstrap, [site.target]) as reader:
         wait_until(lambda: sum(r.value == b"new" for r in reader.to_end()) == 2, DELIVERED_S_MAX, "the new ones")
     site.bridge.wait_idle(DELIVERED_S_MAX)
     records = read_committed(site.bootstrap, site.target)
@@ -259,7 +259,7 @@ def test_after_a_downtime_each_policy_is_kept(broker: Broker, topics: Topics, tm
         for missed in ("last", "all", "none"):
             client.schedule(target, missed, "k", every=timedelta(seconds=1), missed=missed, id=missed)
         client.flush()
-        with Reader(broker.bootstrap, [target]) as reader:
+        with TopicReader(broker.bootstrap, [target]) as reader:
             reader.wait_for(6, DELIVERED_S_MAX)
         bridge.kill()
         down_ms = clock.now_ms()
@@ -267,7 +267,7 @@ def test_after_a_downtime_each_policy_is_kept(broker: Broker, topics: Topics, tm
         up_ms = clock.now_ms()
         bridge.start()
         ready_ms = clock.now_ms()
-        with Reader(broker.bootstrap, [target]) as reader:
+        with TopicReader(broker.bootstrap, [target]) as reader:
 
             def is_through() -> bool:
                 records = reader.to_end()
@@ -374,7 +374,7 @@ def test_no_kill_loses_or_doubles_a_tick(
             bridge.kill()
             bridge.launch()
         bridge.wait_ready()
-        with Reader(broker.bootstrap, [target]) as reader:
+        with TopicReader(broker.bootstrap, [target]) as reader:
             reader.wait_for(schedules * times, 300 + every_s * times)
             metrics = bridge.wait_idle(DELIVERED_S_MAX)
             records = reader.to_end()

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from bridge.errors import EnvironmentFailure
-from dev.harness.kafka import Reader
+from dev.harness.kafka import TopicReader
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.paths import ROOT
@@ -191,7 +191,7 @@ def test_replaced_credentials_are_taken_over_and_nothing_is_lost(
     wait_until(
         lambda: len(bridge.processes()) == 2, RENEWED_S_MAX, lambda: f"a JVM, and one only: {bridge.processes()}"
     )
-    with Reader(secure.bootstrap, [TARGET], client=secure.admin_properties) as reader:
+    with TopicReader(secure.bootstrap, [TARGET], client=secure.admin_properties) as reader:
 
         def arrived() -> list[str]:
             reader.poll()

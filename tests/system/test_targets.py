@@ -21,7 +21,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # publ
 
 from bridge.delivery.targets.partitioner import murmur2
 from dev.broker import EmbeddedBroker
-from dev.harness.kafka import AUTHORIZER, Outgoing, Reader, ReadRecord, Topics, produce, read_committed
+from dev.harness.kafka import AUTHORIZER, Outgoing, ReadRecord, TopicReader, Topics, produce, read_committed
 from dev.harness.ledger import Balance
 from dev.harness.load import Load
 from dev.harness.waiting import wait_until
@@ -193,7 +193,7 @@ class Site:
 
     def receive(self, topic: str, count: int) -> list[ReadRecord]:
         """All records of a topic; there must be exactly `count`."""
-        with Reader(self.cluster.one.bootstrap, [topic]) as reader:
+        with TopicReader(self.cluster.one.bootstrap, [topic]) as reader:
             reader.wait_for(count, DEADLINE_S)
             records = reader.to_end()
         assert len(records) == count

@@ -14,7 +14,7 @@ import pytest
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.watch.waits import Wait
 from bridge.telemetry.heartbeats import CALLS_S
-from dev.harness.kafka import Outgoing, Reader, Topics, produce
+from dev.harness.kafka import Outgoing, TopicReader, Topics, produce
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker, own_broker
@@ -88,7 +88,7 @@ def test_what_stands_still_makes_livez_fail_until_it_goes_on(broker: Broker, top
     headers = [("delay-topic", target.encode()), ("delay-for", b"1s")]
     with (
         RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge,
-        Reader(broker.bootstrap, [target]) as reader,
+        TopicReader(broker.bootstrap, [target]) as reader,
     ):
         bridge.start()
         wait_until(lambda: silences(bridge).keys() == THREADS, DEADLINE_S, lambda: silences(bridge))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from bridge.commands import cli
 from bridge.ingest.batches import reading_mark
-from dev.harness.kafka import Outgoing, Reader, Topics, produce
+from dev.harness.kafka import Outgoing, TopicReader, Topics, produce
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -46,7 +46,7 @@ def test_what_cannot_be_read_holds_up_its_own_partition_until_it_is_decided(
     assert producer.flush(DELIVERED_S_MAX) == 0
     send(1, b"1.2")
     flip_a_bit(broker, delay, 0, 1)
-    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, Reader(broker.bootstrap, [target]) as reader:
+    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, TopicReader(broker.bootstrap, [target]) as reader:
         bridge.data.mkdir(parents=True)
         mark = {f"{delay}/1": 0}
         (bridge.data / reading_mark.FILE).write_text(json.dumps({"at": mark, "before": mark}))
@@ -68,7 +68,7 @@ def test_what_cannot_be_read_holds_up_its_own_partition_until_it_is_decided(
         assert "will count as skipped" in CliRunner().invoke(cli.app, command).output
         reader.wait_for(5, DELIVERED_S_MAX)
         assert reader.records[-1].value == b"0.2" and bridge.events("batch-skipped")
-        with Reader(broker.bootstrap, [f"{delay}.dlt"]) as letters:
+        with TopicReader(broker.bootstrap, [f"{delay}.dlt"]) as letters:
             letters.wait_for(2, DELIVERED_S_MAX)
             found = {record.header("delay-reason"): record for record in letters.to_end()}
         bomb, torn = found[b"too-large-to-read"], found[b"corrupt"]

@@ -6,16 +6,16 @@ import io
 
 from rich.console import Console
 
-from demo.view import View, summary
+from demo.view import DemoView, summary
 from dev.harness.kafka import ReadRecord
-from dev.harness.ledger import Ledger, Plan
+from dev.harness.ledger import Expected, Ledger
 
 
 def books() -> Ledger:
     """Two messages, one of them delivered 7 ms late."""
     ledger = Ledger()
     for number in range(2):
-        ledger.planned(number, Plan(topic="orders", key=None, value=b""))
+        ledger.planned(number, Expected(topic="orders", key=None, value=b""))
         ledger.acknowledged(number, 1_000)
     headers = (("n", b"0"), ("delay-due", b"1000"), ("delay-origin", b"delay/0/0"))
     ledger.arrived(
@@ -36,7 +36,7 @@ def books() -> Ledger:
 def test_without_a_terminal_there_are_plain_lines() -> None:
     """No control characters, an event a line, and progress at most every two seconds."""
     output = io.StringIO()
-    with View(Console(file=output, width=120), 2) as view:
+    with DemoView(Console(file=output, width=120), 2) as view:
         view.event(0.5, "ready")
         for elapsed_s in (1.0, 1.5, 3.5):
             view.update(elapsed_s, "delivering", books().accounts())
@@ -51,7 +51,7 @@ def test_without_a_terminal_there_are_plain_lines() -> None:
 def test_on_a_terminal_the_picture_is_live_and_the_events_stay() -> None:
     """The table names topics and counts; after the picture is gone the events are printed."""
     output = io.StringIO()
-    with View(Console(file=output, width=120, force_terminal=True), 2) as view:
+    with DemoView(Console(file=output, width=120, force_terminal=True), 2) as view:
         view.event(0.5, "SIGKILL")
         view.update(1.0, "delivering", books().accounts())
     assert "orders" in output.getvalue()

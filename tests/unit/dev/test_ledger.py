@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dev.harness.kafka import ReadRecord
-from dev.harness.ledger import Account, Balance, Lateness, Ledger, Plan
+from dev.harness.ledger import Account, Balance, Expected, LatenessSummary, Ledger
 
 ORIGIN = "delay/0/7"
 
@@ -24,7 +24,7 @@ def headers(number: int | None = 0, due_ms: int | None = 1_000) -> tuple[tuple[s
     )
 
 
-PLAN = Plan(topic="orders", key=b"k", value=b"v", headers=(("n", b"0"),))
+PLAN = Expected(topic="orders", key=b"k", value=b"v", headers=(("n", b"0"),))
 ON_TIME = ReadRecord(
     topic="orders",
     partition=0,
@@ -37,7 +37,7 @@ ON_TIME = ReadRecord(
 )
 
 
-def plan(number: int, topic: str = "orders") -> Plan:
+def plan(number: int, topic: str = "orders") -> Expected:
     """Another message."""
     return replace(PLAN, topic=topic, headers=(("n", b"%d" % number),))
 
@@ -178,5 +178,5 @@ def test_lateness_is_told_apart_around_the_kill() -> None:
 
 def test_percentiles_of_nothing_are_zero() -> None:
     """The view asks before anything has arrived."""
-    assert Lateness.of([]) == Lateness(count=0, p50_ms=0, p99_ms=0, max_ms=0)
-    assert Ledger().accounts() == [Account(topic="all", sent=0, delivered=0, lateness=Lateness.of([]))]
+    assert LatenessSummary.of([]) == LatenessSummary(count=0, p50_ms=0, p99_ms=0, max_ms=0)
+    assert Ledger().accounts() == [Account(topic="all", sent=0, delivered=0, lateness=LatenessSummary.of([]))]

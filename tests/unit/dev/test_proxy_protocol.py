@@ -7,14 +7,14 @@ from typing import Final
 
 import pytest
 
-from dev.proxy.protocol import Address, Api, Request, error_of, request_of, with_addresses
+from dev.proxy.protocol import Address, Api, BrokerRequest, error_of, request_of, with_addresses
 
 OLD: Final = b"\x00\x04kept"
 NEW: Final = b"\x05kept"
 
 
-def request(api: Api, version: int) -> Request:
-    return Request(api=api, version=version, correlation=7, frame=b"")
+def request(api: Api, version: int) -> BrokerRequest:
+    return BrokerRequest(api=api, version=version, correlation=7, frame=b"")
 
 
 def local(address: Address) -> Address:
@@ -55,7 +55,7 @@ def test_a_request_of_either_layout_tells_its_transactional_id() -> None:
         read = request_of(frame)
         assert read is not None
         assert (read.transactional_id, read.is_commit, read.correlation) == ("kept", True, 7)
-        assert request_of(read.numbered(-2)) == Request(
+        assert request_of(read.numbered(-2)) == BrokerRequest(
             api=Api.END_TXN, version=read.version, correlation=-2, frame=read.numbered(-2),
             transactional_id="kept", is_commit=True,
         )  # fmt: skip
