@@ -115,7 +115,7 @@ def outage(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> No
     """The only broker is killed under load and comes back: the time until the next delivery, beside the same with the
     client's defaults.
     """
-    for how, properties in (("as it is", {}), ("with the client's defaults", CLIENT_DEFAULTS)):
+    for how, properties in (("with its own settings", {}), ("with the client's defaults", CLIENT_DEFAULTS)):
         bridge.configure({"kafka": {"producer": properties}})
         bridge.start()
         warm_up(bridge)

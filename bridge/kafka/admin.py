@@ -423,7 +423,7 @@ def failure(
     errors = [e for e in (error, background) if e is not None]
     faults = {fault_of(e) for e in errors}
     if Fault.FORBIDDEN in faults or any(e.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED for e in errors):
-        hint = "Grant this user the right; docs/operations.md lists what the bridge needs."
+        hint = "Grant this user the right; docs/operations.md lists the required rights."
     elif Fault.CREDENTIALS in faults or any(e.code() == KafkaError._SSL for e in errors):
         hint = "Check security.protocol, sasl.* and ssl.* under kafka.common."
     else:

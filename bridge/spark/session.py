@@ -1,7 +1,7 @@
 """The Spark session, configured for small, latency-bound work in a sidecar.
 
 Analytics jobs need wide parallelism and a fully optimising compiler. In a sidecar these cost memory and tail latency
-(docs/architecture.md has the measurements). `spark.conf` can override every default here, except those that decoding
+(docs/decisions.md has the measurements). `spark.conf` can override every default here, except those that decoding
 and recovery rely on.
 """
 
