@@ -1,4 +1,4 @@
-"""Brokers that are asked about targets, and say what a test wants."""
+"""Brokers that answer look-ups of targets as a test wants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SILENT = Refusal(RejectReason.TARGET_UNAVAILABLE, "no answer")
 
 
 class Brokers(TargetLookUp):
-    """What the brokers would say."""
+    """The brokers' answers."""
 
     def __init__(self) -> None:
         self.topics: dict[str, Target] = {}

@@ -46,7 +46,7 @@ class LosingCluster:
         return self.one.bootstrap
 
     def create(self, rows: int, headers: Sequence[tuple[str, bytes]] = ()) -> tuple[str, str]:
-        """A delay topic with so many records on the first node, and their target on the second one."""
+        """A delay topic with `rows` records on the first node, and their target on the second one."""
         delay, target = self.topics.delay(on=1), self.topics.create(on=2)
         self.topics.create(exactly=f"{delay}.dlt", on=1)
         record = Outgoing(topic=delay, headers=[*headers, ("delay-topic", target.encode())])
@@ -91,7 +91,7 @@ def is_running(settings: Settings) -> bool:
 
 @contextmanager
 def losing_cluster() -> Iterator[LosingCluster]:
-    """One that is new; on a release that loses no markers there is none, and its tests are skipped."""
+    """One that is new; releases that lose no markers skip its tests."""
     if not loses_markers(Release.of(kafka_version())):
         pytest.skip(f"Kafka {kafka_version()} loses no markers")
     with (

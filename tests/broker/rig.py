@@ -248,7 +248,7 @@ class Rig:
         return self.store
 
     def add(self, entries: Sequence[dict[str, Any]], ends: Mapping[SourceName, int] | None = None) -> None:
-        """Ingest entries whose offsets rise, up to `ends` (else to the last of them), and load what is near."""
+        """Ingest entries whose offsets rise, up to `ends` (else to the last of them), and load near rows."""
         store, now_ms = self.store, self.clock.now_ms()
         assert store is not None
         reached = dict(ends or {})
@@ -259,7 +259,7 @@ class Rig:
         self.load()
 
     def load(self) -> None:
-        """What the bridge's maintenance does: have what is near ready."""
+        """The bridge's maintenance: load near rows."""
         assert self.store is not None
         window = self.store.wheel.next_window(self.clock.now_ms())
         assert window is None or self.store.wheel.admit(window, gather(window))
@@ -282,7 +282,7 @@ class Rig:
         self.resume()
 
     def resume(self, revocations: int | None = None) -> None:
-        """Go on, as if there had been so many revocations when the states were read (None: those that there were)."""
+        """Go on, with this number of revocations at the reading of the states (None: those that there were)."""
         assert self.store is not None
         known = self.ownership.membership().revocations if revocations is None else revocations
         self.dispatcher.resume(self.store, self.states, known)

@@ -1,4 +1,4 @@
-"""What the cluster is asked, while its brokers come and go."""
+"""Questions to the cluster, while its brokers come and go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bridge.arrival on a broker: `send --wait` ends on what was sent, whatever else arrives."""
+"""bridge.arrival on a broker: `send --wait` ends when the sent messages have arrived, among any others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def letter(topic: str, origin: int, *, own: h.Headers | None = None) -> Outgoing
 
 
 def delivered(topic: str, origin: int, *, own: h.Headers | None = None) -> Outgoing:
-    """What the bridge delivers of delay/0/`origin`."""
+    """The bridge's delivery of delay/0/`origin`."""
     return Outgoing(topic=topic, headers=[*(own or []), (h.ORIGIN, f"delay/0/{origin}".encode()), (h.DUE, b"99")])
 
 

@@ -1,4 +1,4 @@
-"""bridge.ingest.batches.reader on a broker: what it finds in batches that end other readers."""
+"""bridge.ingest.batches.reader on a broker: its findings in batches that end other readers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_record_of_more_headers_than_can_be_held_is_told(broker: Broker, topic
 @pytest.mark.fault("a bit that flips on a broker's disk")
 def test_a_corrupt_batch_is_told_with_its_end_and_ends_its_partition_alone(broker: Broker, topics: Topics) -> None:
     """A corrupt batch is reported with its end, with and without a batch behind it, and holds its own partition alone.
-    What the batch says of its own end may be what is wrong."""
+    The batch's own end may be the damaged field."""
     topic = topics.delay(partitions=3)
     a, b, c = ((topic, partition) for partition in range(3))
     for partition in range(3):
@@ -102,7 +102,7 @@ def test_a_corrupt_batch_is_told_with_its_end_and_ends_its_partition_alone(broke
 
 
 def test_a_batch_of_a_version_that_nobody_writes_is_corrupt_and_no_failure(broker: Broker, topics: Topics) -> None:
-    """So are batches that cannot be told from what is around them; what lies before them is read."""
+    """So are batches without recognisable ends; earlier ones are read."""
     topic = topics.delay(partitions=2)
     a, b = (topic, 0), (topic, 1)
     for partition in range(2):

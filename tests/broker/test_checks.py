@@ -1,4 +1,4 @@
-"""bridge.cluster and bridge.checks on a real broker: what is refused, what is only said, and what is put right."""
+"""bridge.cluster and bridge.checks on a real broker: refusals, warnings and repairs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def about(findings: list[Finding], text: str) -> Finding:
 
 
 def test_the_cluster_tells_its_id_and_brokers(bench: Bench) -> None:
-    """The id is what a data directory is bound to; it does not change from call to call."""
+    """A data directory is bound to the id; it does not change from call to call."""
     first = bench.cluster.describe()
     assert first.cluster_id
     assert first.brokers
@@ -342,7 +342,7 @@ def test_a_directory_without_room_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_a_full_disk_with_an_index_is_no_reason_not_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
-    """The start is what makes room: it delivers, and reclaims what was delivered."""
+    """The start is what makes room: it delivers, and reclaims the delivered rows."""
     write(tmp_path, Checkpoint(identity=Identity(cluster_id="cluster", topic_ids={}), offsets={}))
     monkeypatch.setattr("bridge.checks.host.shutil.disk_usage", lambda _: type("U", (), {"free": 1 << 20})())
     if full:
@@ -355,8 +355,8 @@ def test_a_full_disk_with_an_index_is_no_reason_not_to_start(
 def test_a_full_disk_with_a_rebuild_under_way_is_no_reason_not_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A damaged checkpoint was renamed by the start before, and the old segments put aside: what fills the disk is what
-    the bridge removes by itself."""
+    """A damaged checkpoint was renamed by the start before, and the old segments put aside: the bridge itself removes
+    the files that fill the disk."""
     (tmp_path / "segment-0000000001.parquet.1.aside").touch()
     monkeypatch.setattr("bridge.checks.host.shutil.disk_usage", lambda _: type("U", (), {"free": 1 << 20})())
     assert local(tmp_path)["directory"].status == "warning"

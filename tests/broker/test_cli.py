@@ -172,7 +172,7 @@ def test_both_redrives_count_before_they_put_back(monkeypatch: pytest.MonkeyPatc
 
 
 def test_redrive_understands_what_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times as in `send`; and it says what is wrong with one."""
+    """Times as in `send`; and it names the error."""
     chosen: list[tuple[LetterChoice, bool]] = []
 
     def put_back(_settings: Settings, _clock: object, choice: LetterChoice, *, execute: bool) -> RedriveReport:

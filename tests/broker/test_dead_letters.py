@@ -1,4 +1,4 @@
-"""bridge.dead_letters.listing on a broker: what is shown of dead letters, and in which order."""
+"""bridge.dead_letters.listing on a broker: the listed fields of dead letters, and their order."""
 
 from __future__ import annotations
 
@@ -110,4 +110,4 @@ def test_what_is_no_dead_letter_is_not_found(broker: Broker, topics: Topics) -> 
         assert box.get(place) is None
     bury(broker, delay, 2)
     known = {each.place[1]: each.redriven for each in pages(box, 10)[0]}
-    assert known == {0: None, 1: False}, "what a copied topic says of its letters is about other offsets"
+    assert known == {0: None, 1: False}, "notes in a copied topic refer to other offsets"

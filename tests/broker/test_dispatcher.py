@@ -1,4 +1,4 @@
-"""Delivery against a real broker: exactly what is due, exactly once, exactly as the contract says."""
+"""Delivery against a real broker: exactly the due messages, exactly once, exactly by the contract."""
 
 from __future__ import annotations
 
@@ -197,8 +197,8 @@ def test_a_record_that_the_client_refuses_at_once_becomes_a_dead_letter(broker: 
 
 @pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
 def test_a_target_that_is_deleted_while_it_is_known_is_retried(broker: Broker, topics: Topics, mode: str) -> None:
-    """The stalled transaction makes the dispatcher look again: copies for the deleted target's records, and what was
-    for the other target arrives exactly once."""
+    """The stalled transaction makes the dispatcher look again: copies for the deleted target's records, and the other
+    target's records arrive exactly once."""
     delay, target, doomed = delay_topic(topics), topics.create(), topics.create()
     with Rig(broker.bootstrap, delay, mode=mode) as rig:
         rig.add([*timers(rig, target, 5), *timers(rig, doomed, 5, first=5)])
@@ -220,8 +220,8 @@ def test_a_target_that_is_deleted_while_it_is_known_is_retried(broker: Broker, t
 def test_a_record_whose_target_is_missing_is_written_back_to_be_tried_again(
     broker: Broker, topics: Topics, mode: str
 ) -> None:
-    """A copy in its own partition with one attempt more, a time to come up, and all else as it was; nothing waits for
-    it."""
+    """A copy in its own partition with one attempt more, a new effective time, and all else unchanged; nothing waits
+    for it."""
     delay, target = delay_topic(topics, partitions=2), topics.create()
     policy = RetryPolicy(backoff_ms=8_000, backoff_max_ms=60_000)
     with Rig(broker.bootstrap, delay, mode=mode, retry=policy) as rig:
@@ -248,7 +248,7 @@ def test_a_record_whose_target_is_missing_is_written_back_to_be_tried_again(
 
 
 def test_the_last_attempt_ends_in_the_dead_letter_topic(broker: Broker, topics: Topics) -> None:
-    """With the reason and the number of attempts; it can be sent again as it is."""
+    """With the reason and the number of attempts; it can be sent again unchanged."""
     delay = delay_topic(topics)
     with Rig(broker.bootstrap, delay, retry=RetryPolicy(attempts=5)) as rig:
         due = rig.clock.now_ms() - 1_000
@@ -443,7 +443,7 @@ def test_a_transaction_that_is_fenced_without_a_rival_is_done_again_once(broker:
 
 
 def test_a_rival_with_the_same_name_ends_delivery_here(broker: Broker, topics: Topics) -> None:
-    """The second instance delivers what the first one had open, once; the first commits nothing more."""
+    """The second instance delivers the first one's open transaction, once; the first commits nothing more."""
     delay, target = delay_topic(topics), topics.create()
     produce(broker.bootstrap, [Outgoing(topic=delay) for _ in range(6)])
     with Rig(broker.bootstrap, delay) as old:
@@ -613,7 +613,7 @@ def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Brok
 @pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
     """Through three kills under load every record arrives exactly once, or is put off, and delivery goes on by itself.
-    After the last one no broker listens until what is under way has been given up."""
+    After the last one no broker listens until the open transaction has been given up."""
     count = sent = 12_000
     with own_broker() as own:
         mine = Topics(own.bootstrap)
@@ -652,7 +652,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
                 return True
 
             wait_until(is_read, 3 * DEADLINE_S, "what is committed can be read")
-            # What is planned while no broker answers is put off: a copy, which this rig does not read.
+            # Messages planned while no broker answers are put off: a copy, which this rig does not read.
             copies = [dict(record.headers).get(h.COPY_ORIGIN) for record in read_committed(own.bootstrap, delay)]
             put_off = [int(origin) for origin in copies if origin is not None]
             assert len(put_off) == sum(rig.tally.by_retry.values())
@@ -662,7 +662,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_broker_that_was_away_is_used_at_once() -> None:
-    """What falls due after the broker is back goes out under the producer there was: a client that had forgotten its
+    """Messages that fall due after the broker is back leave under the old producer: a client that had forgotten its
     brokers would send offsets to one that is gone, without end."""
     with own_broker() as own:
         mine = Topics(own.bootstrap)
@@ -701,7 +701,7 @@ class StoppedClock(SystemClock):
 
 
 def test_a_clock_that_is_set_back_is_followed(broker: Broker, topics: Topics) -> None:
-    """What was delivered stays finished as a step in Kafka, P goes on from the new time, and nothing comes early or
+    """Delivered messages stay finished as a step in Kafka, P goes on from the new time, and nothing comes early or
     twice; when the clock is where it was, the steps are one again."""
     delay, target = delay_topic(topics), topics.create()
     clock = SettableClock()

@@ -39,7 +39,7 @@ def test_a_stop_and_a_kill_keep_data_port_and_cluster() -> None:
         produce(bootstrap, [Outgoing(topic=topic, value=b"2")])
         broker.kill()
         broker.start()
-        # Without an fsync a SIGKILL costs nothing: what was written is in the page cache.
+        # Without an fsync a SIGKILL costs nothing: written data are in the page cache.
         assert [record.value for record in read_committed(bootstrap, topic)] == [b"1", b"2"]
         assert _broker_config(bootstrap, "message.max.bytes") == "2000000"
         data = broker.data

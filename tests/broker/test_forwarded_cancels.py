@@ -1,4 +1,4 @@
-"""Cancels without a key: what is forwarded where, and the second row of a timer that replaces without a key."""
+"""Cancels without a key: the places of forwarded cancels, and the second row of a timer that replaces without a key."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
 
 
 def test_a_cancel_by_origin_goes_to_the_partition_that_it_names() -> None:
-    """Once, marked; one that names its own partition is at home, and one that names none of ours does nothing."""
+    """Once, marked; one for its own partition is not forwarded, and one for a foreign topic has no effect."""
 
     def by_origin(topic: str, partition: int, offset: int, named: str, origin: int, *more: Any) -> dict[str, Any]:
         headers = [("delay-cancel-origin", named.encode()), *more]
@@ -141,7 +141,7 @@ def test_nothing_is_sent_on_where_there_is_no_cancel() -> None:
 
 
 def test_a_replacing_timer_without_a_key_is_a_cancel_too() -> None:
-    """At once, at its own offset, also where there is no other partition yet; the timer stays as it was."""
+    """At once, at its own offset, also where there is no other partition yet; the timer does not change."""
     more: dict[str, Any] = {"id": "i", "replace": True, "headers": [("a", b"1")], "target_partition": 1}
     batch = table(
         timer("many", 1, 7, 5_000, "orders", **more),

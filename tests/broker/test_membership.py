@@ -194,7 +194,7 @@ def test_committed_states_are_read_stable(broker: Broker, topics: Topics) -> Non
 
 
 def test_a_stop_and_a_start_of_the_same_name_keep_the_partitions(broker: Broker, topics: Topics) -> None:
-    """Static membership: the new process gets what the old one had, at once, and nobody else's."""
+    """Static membership: the new process gets the old one's partitions, at once, and no others."""
     delay = topics.delay(partitions=2)
     settings = settings_for(broker.bootstrap, delay)
     with member(settings) as (ownership, _):

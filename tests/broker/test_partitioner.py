@@ -53,6 +53,6 @@ def test_another_partitioner_is_not_guessed_at() -> None:
 
 
 def test_nothing_is_reached_when_everything_is_down() -> None:
-    """A target without any leader takes nothing, whatever is asked for."""
+    """A target without any leader takes no records, for any key."""
     _, is_up = place([None, b"k"], np.array([-1, 5], np.int32), partitions=2, down={0, 1}, partitioner="murmur2_random")
     assert not is_up.any()

@@ -1,4 +1,4 @@
-"""bridge.ingest.plain_reader on a broker: what it hands out, and where it says that partitions end."""
+"""bridge.ingest.plain_reader on a broker: its records, and its ends of partitions."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_letters_go_back_only_to_where_they_came_from(broker: Broker, topics: To
 
 
 def test_a_copied_dead_letter_topic_needs_a_time_to_begin_with(broker: Broker, topics: Topics) -> None:
-    """What is noted there is about the original's offsets: nothing goes back before a time is chosen."""
+    """Its notes refer to the original's offsets: nothing goes back before a time is chosen."""
     delay = topics.delay(partitions=3)
     dead_letter_topic(topics, delay)
     bury(broker, delay, 4)

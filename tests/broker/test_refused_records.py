@@ -1,4 +1,4 @@
-"""Records, targets and partitions that only a real broker refuses: what it costs, and that the others go on."""
+"""Records, targets and partitions that only a real broker refuses: the cost, and the delivery of the others."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def test_records_that_the_broker_names_are_found_at_once(broker: Broker, topics:
 
 
 def test_sizes_are_exact_to_the_byte(broker: Broker, topics: Topics) -> None:
-    """What the topic just takes is delivered, a byte more is a dead letter; no transaction is aborted for either."""
+    """A record of the largest size is delivered, one with a byte more becomes a dead letter; no transaction is aborted
+    for either."""
     delay, target = delay_topic(topics), topics.create(config={"max.message.bytes": "5000"})
     with Rig(broker.bootstrap, delay) as rig:
         now_ms = rig.clock.now_ms()
@@ -164,7 +165,7 @@ def test_a_dead_letter_without_a_topic_holds_its_own_partition_only(broker: Brok
 def test_letters_that_together_are_more_than_a_batch_of_their_topic_cost_no_abort(
     broker: Broker, topics: Topics
 ) -> None:
-    """The client would send them as one batch. They go out in parts, before what is due for a target."""
+    """The client would send them as one batch. They go out in parts, before due messages for a target."""
     delay, target = delay_topic(topics, config={"max.message.bytes": "20000"}), topics.create()
     reconfigure(topics, f"{delay}.dlt", "max.message.bytes", str(20_000 + HEADER_ALLOWANCE_BYTES))
     with Rig(broker.bootstrap, delay) as rig:
@@ -177,7 +178,7 @@ def test_letters_that_together_are_more_than_a_batch_of_their_topic_cost_no_abor
 
 def test_letters_that_are_larger_than_their_topic_takes_cost_no_abort(broker: Broker, topics: Topics) -> None:
     """They are put off in the delay topic where that takes them, and are cut where it does not; the others are written
-    whole, and what is due for a target is delivered."""
+    whole, and due messages for a target are delivered."""
     delay, target = delay_topic(topics, config={"max.message.bytes": "40000"}), topics.create()
     reconfigure(topics, f"{delay}.dlt", "max.message.bytes", "10000")
     with capture_logs() as logged, Rig(broker.bootstrap, delay) as rig:

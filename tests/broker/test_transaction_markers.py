@@ -1,5 +1,5 @@
-"""Transactions whose end the brokers lose, on brokers that do that. What a coordinator says of them is a stub's answer
-here; test_coordinator.py asks, and tests/system/test_outage.py has it all.
+"""Transactions whose end the brokers lose, on brokers that do that. A stub answers for the coordinator here;
+test_coordinator.py asks, and tests/system/test_outage.py has it all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def lose_an_end(cluster: LosingCluster, delay: str, target: str) -> Settings:
 
 
 def test_a_start_goes_on_after_the_transaction_that_was_committed(cluster: LosingCluster) -> None:
-    """Else it would wait for stable offsets without end. What had been delivered is not repeated, and is to be seen."""
+    """Else it would wait for stable offsets without end. Delivered messages are not repeated, and become visible."""
     delay, target = cluster.create(ROWS + 1)
     lose_an_end(cluster, delay, target)
     asked: list[str] = []
@@ -148,8 +148,8 @@ def test_stable_offsets_are_not_pending(cluster: LosingCluster) -> None:
 
 
 def test_who_may_not_end_it_does_not_begin_to(cluster: LosingCluster) -> None:
-    """Refused in the middle, it would abort what is to be committed. Nothing is initialised: with what is missing, the
-    next start finds all as it was."""
+    """Refused in the middle, it would abort a committed transaction's repetition. Nothing is initialised: with the
+    missing right or topic, the next start finds the same state."""
     delay, target = cluster.create(ROWS)
     settings = lose_an_end(cluster, delay, target)
     dead, topics = f"{delay}.dlt", cluster.topics

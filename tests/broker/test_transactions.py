@@ -1,4 +1,4 @@
-"""What a real coordinator says of transactional ids."""
+"""A real coordinator's answers about transactional ids."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_without_an_answer_nothing_is_said(jars: Callable[[], Sequence[Path]]) -
 
 
 def test_brokers_that_do_not_answer_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a restart of the coordinator, which has to read what it knows first."""
+    """As after a restart of the coordinator, which must read its log first."""
     monkeypatch.setattr("bridge.spark.transactions.ANSWER_S", 1)
     with pytest.raises(KafkaException) as unanswered:
         coordinators_for("127.0.0.1:9", "delay")(["any"])

@@ -21,7 +21,7 @@ AS_SHIPPED: Final[Tree] = {"spark": {"conf": {"spark.driver.extraJavaOptions": "
 SPARK_SERVES_S_MAX: Final = 180
 """Its JVM is niced: beside other tests it starts when they let it."""
 LOOKS: Final = 8
-"""So often it is waited for between two looks for threads of Java, which are many."""
+"""Waits between two looks for threads of Java, which are many."""
 
 
 class RunningBridge(BridgeProcess):

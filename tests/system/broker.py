@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 ENGINE_TIMEOUT_S: Final = 5
 RETENTION: Final = {"log.retention.check.interval.ms": 500, "log.initial.task.delay.ms": 500}
-"""For topics that keep their records for seconds: what is over is deleted soon."""
+"""For topics that keep their records for seconds: ended segments are deleted soon."""
 CONTAINER_CLUSTER_ID: Final = "5L6g3nShT-eMCtK--X86sw"
 
 
 class Broker(Protocol):
-    """What a system test may know of its broker."""
+    """A system test's knowledge of its broker."""
 
     @property
     def bootstrap(self) -> str:

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector, as far as delivery spans need one: it keeps what it is sent."""
+"""An OpenTelemetry collector, as far as delivery spans need one: it keeps the received spans."""
 
 from __future__ import annotations
 

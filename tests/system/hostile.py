@@ -19,7 +19,7 @@ HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
 NUMBER_BYTES: Final = 8
 KEPT_EVERY: Final = 97
-"""Each so many dead letters is kept, to be compared with the record."""
+"""Dead letters for each one that is kept, for a comparison with the record."""
 READ_AT_ONCE: Final = 10_000
 
 
@@ -90,7 +90,7 @@ class HostileProducer:
         self._kinds, self._weights = list(kinds), list(kinds.values())
 
     def send(self, count: int) -> None:
-        """Send so many, as fast as the client takes them."""
+        """Send `count` records, as fast as the client takes them."""
         for kind in self._random.choices(self._kinds, self._weights, k=count):
             made, number = kind(), self.sent
             mark = number.to_bytes(NUMBER_BYTES)
@@ -104,7 +104,7 @@ class HostileProducer:
             self.sent += 1
 
     def send_raw(self, count: int) -> None:
-        """Send so many with header names that no client of ours writes: with NUL, and what is no UTF-8."""
+        """Send `count` records with header names that our clients cannot write: with NUL, and with invalid UTF-8."""
         records = []
         for number in range(self.sent, self.sent + count):
             name, fate = self._random.choice(
@@ -118,7 +118,7 @@ class HostileProducer:
         produce_raw(self._bootstrap, self._delay, 0, records)
 
     def flush(self) -> None:
-        """Wait until the brokers have all of it. Whatever was not cancelled by now stays pending."""
+        """Wait until the brokers have all of it. Messages without a cancel by now stay pending."""
         self.fates[[number for number, _, _ in self._doomed]] = Fate.PENDING
         assert self._producer.flush(REQUEST_TIMEOUT_S * 4) == 0
 
@@ -132,7 +132,7 @@ class HostileProducer:
                 self._producer.poll(0)
                 return
 
-    # ---- what is legal
+    # ---- legal records
 
     def _near(self) -> Made:
         return Made(
@@ -190,7 +190,7 @@ class HostileProducer:
         headers = [("TIMER_DELAY_MS", b"%d" % self._below(5_000)), ("REAL_TOPIC", self._target)]
         return Made(Fate.DELIVERED, [*self._own(), *headers], *self._load(), is_foreign=True)
 
-    # ---- what is not
+    # ---- illegal records
 
     def _made_up_target(self) -> Made:
         """A legal name of a topic that there is not, another one each time."""
@@ -309,7 +309,7 @@ class HostileProducer:
 
 
 class Arrived:
-    """Reads targets and dead-letter topics as far as they are, and counts what there is of each number."""
+    """Reads targets and dead-letter topics up to their ends, and counts the records of each number."""
 
     def __init__(self, bootstrap: str, targets: list[str], dead_letters: list[str], count: int) -> None:
         self.counts = {Fate.DELIVERED: np.zeros(count, np.uint8), Fate.DEAD: np.zeros(count, np.uint8)}
@@ -331,7 +331,7 @@ class Arrived:
         return int(sum(counts.sum() for counts in self.counts.values()))
 
     def read(self, kept: Mapping[int, Made], timeout_s: float = 0.2) -> None:
-        """Read what is there."""
+        """Read the available records."""
         while messages := self._consumer.consume(READ_AT_ONCE, timeout_s):
             for message in messages:
                 if (error := message.error()) is not None:

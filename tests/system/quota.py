@@ -1,4 +1,4 @@
-"""Kafka's own quotas, to make what a test must hit last for seconds."""
+"""Kafka's own quotas, to stretch a step that a test must hit to seconds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SECONDS_MAX: Final = 60
 
 @contextmanager
 def reading_throttled(bootstrap: str, bytes_per_s: int) -> Iterator[None]:
-    """Each client (by its client id) may read so much on an average of ten seconds; beyond that the broker answers
-    with nothing, and with how long it will be mute."""
+    """Each client (by its client id) may read this number of bytes a second, averaged over ten seconds; beyond that the
+    broker answers with nothing, and with how long it will be mute."""
     _alter(bootstrap, "--add-config", f"consumer_byte_rate={bytes_per_s}")
     try:
         yield

@@ -1,4 +1,4 @@
-"""A broker that admits only clients with a certificate of its authority and a password, to do only what is granted."""
+"""A broker that admits only clients with a certificate of its authority and a password, with granted rights only."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class SecureBroker(EmbeddedBroker):
         """Let `name` in with SCRAM-SHA-512; also changes the password."""
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, SCRAM_ITERATIONS)
         change = UserScramCredentialUpsertion(name, info, password.encode())
-        admin = self.admin()  # kept: what it promises ends with it
+        admin = self.admin()  # kept: its promises end with it
         for done in admin.alter_user_scram_credentials([change]).values():
             done.result(REQUEST_TIMEOUT_S)
 
@@ -160,7 +160,7 @@ class SecureBroker(EmbeddedBroker):
 
 
 def client_properties(authority: Authority, name: str, password: str | None = None) -> dict[str, str]:
-    """What a client needs to get through TLS, with a new certificate of its own."""
+    """A client's files for TLS, with a new certificate of its own."""
     key, certificate = authority.issue(name, password)
     return {
         "security.protocol": "SASL_SSL",

@@ -63,7 +63,7 @@ class Operator:
 
 def test_actions_do_what_they_answer(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Cancelled messages never come, moved ones when they are due then, delivered ones at once; twice is not pending;
-    what was committed before a kill holds after it."""
+    commits before a kill hold after it."""
     delay, orders = topics.delay(partitions=2), topics.create("orders")
     (tmp_path / "password").write_text(SECRET)
     http = {"api": "write", "user": "me", "password_file": str(tmp_path / "password")}

@@ -1,4 +1,4 @@
-"""Nothing that a producer chooses is unbounded: memory, metrics, files and the log stay small whatever it sends."""
+"""Nothing that a producer chooses is unbounded: memory, metrics, files and the log stay small for any records."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ SEED: Final = 20_261_122
 AT_ONCE: Final = 5_000
 RAW_AT_ONCE: Final = 50
 UNDER_WAY_MAX: Final = 50_000
-"""So many more may be sent than have been read: a load that goes on, not a backlog."""
+"""Largest number of unread records: a load that goes on, not a backlog."""
 DONE_S_MAX: Final = 1_200
 LOOK_S: Final = 1.0
 BEFORE: Final = (0.2, 0.5)
 AFTER: Final = (0.7, 1.0)
-"""Of the records: medians of memory are compared, since what is under way comes and goes."""
+"""Of the records: medians of memory are compared, since records in flight come and go."""
 GROWTH_BYTES_MAX: Final = 128 << 20
 RSS_BYTES_MAX: Final = 1_600 << 20
 SERIES_MAX: Final = 500
 LABEL_CHARS_MAX: Final = 249
 FILE_BYTES_MAX, FILE_BYTES_A_ROW_MAX = 8 << 20, 400
 FOOTER_BYTES_MAX, FOOTER_BYTES_A_ROW_MAX = 256 << 10, 16
-"""Of a segment: what it counts by name, and times, which are as many as there are rows."""
+"""Of a segment: counts by name, and times, one for each row."""
 LOG_BYTES_MAX: Final = 1 << 20
 BACKLOG, HEADER_BYTES = 64_000, 8_000
 """512 MiB, which is the heap."""
@@ -52,7 +52,7 @@ CONFIG: Final[dict[str, Any]] = {
 
 
 class Watch:
-    """What the bridge takes, looked at every now and then."""
+    """The bridge's memory, looked at now and then."""
 
     def __init__(self, bridge: RunningBridge) -> None:
         self.python_bytes: list[tuple[int, int]] = []
@@ -133,7 +133,7 @@ def test_nothing_that_a_producer_chooses_is_unbounded(broker: Broker, topics: To
 
 
 def keep_up(producer: HostileProducer, arrived: Arrived, watch: Watch, owed: int | None = None) -> bool:
-    """Read what has arrived; whether it is all that is `owed`, or not too far behind what was sent."""
+    """Read the arrived records; whether it is all that is `owed`, or not too far behind what was sent."""
     arrived.read(producer.kept)
     watch.look(arrived.total)
     if owed is not None:

@@ -1,4 +1,4 @@
-"""What the other system tests take for granted of their broker."""
+"""The assumptions of the other system tests about their broker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(sorted((int(row.value), row.headers[0].key, int(row.headers[0].value)) for
 
 
 def test_a_record_comes_back_as_it_was_written(broker: Broker, topics: Topics) -> None:
-    """Key, value, headers with duplicates and nulls, and the broker's timestamp arrive as they were sent."""
+    """Key, value, headers with duplicates and nulls, and the broker's timestamp arrive unchanged."""
     topic = topics.delay(partitions=2)
     headers = [("a", b"1"), ("a", b"2"), ("none", None), ("empty", b"")]
     (written,) = produce(broker.bootstrap, [Outgoing(topic=topic, value=None, key=b"k", headers=headers, partition=1)])

@@ -54,11 +54,11 @@ class Site:
         return self.bridge.metrics()["records_cancelled_total"]
 
     def wait_cancelled(self, count: float) -> None:
-        """Until so many were cancelled since the start of the bridge."""
+        """Wait for this number of cancelled messages since the start of the bridge."""
         wait_until(lambda: self.cancelled() == count, READ_S_MAX, lambda: f"cancelled; log:\n{self.bridge.tail()}")
 
     def receive(self, *values: str) -> list[ReadRecord]:
-        """What the target has when nothing is pending any more: exactly these values."""
+        """The target's records when no message is pending any more: exactly these values."""
         with TopicReader(self.bootstrap, [self.target]) as reader:
             reader.wait_for(len(values), DELIVERED_S_MAX)
             self.bridge.wait_idle(DELIVERED_S_MAX)
@@ -86,7 +86,7 @@ def site(running: Site) -> Site:
 
 
 def test_what_is_cancelled_is_not_delivered(site: Site) -> None:
-    """A cancel finishes what was sent before it under its id and key, however often it comes; it touches nothing else,
+    """A cancel finishes earlier messages of its id and key, for any number of cancels; it touches nothing else,
     and the gauge falls when it is read, while the others still wait."""
     clock, cancelled = SystemClock(), site.cancelled()
     due_ms = clock.now_ms() + 6_000
@@ -107,7 +107,7 @@ def test_what_is_cancelled_is_not_delivered(site: Site) -> None:
     site.cancel("twice")
     site.cancel("keyless", None)
     site.wait_cancelled(cancelled + 6)
-    # What is being rolled is in the delay topic only, for a moment.
+    # A message in its roll is in the delay topic only, for a moment.
     wait_until(
         lambda: site.bridge.metrics()["pending_messages"] == 6 or clock.now_ms() > due_ms, READ_S_MAX, "the others wait"
     )
@@ -150,7 +150,7 @@ def test_a_message_is_cancelled_by_where_its_record_is(site: Site) -> None:
 
 
 def test_a_cancel_reaches_copies_after_any_number_of_rolls(site: Site) -> None:
-    """Odd or even (RocketMQ #7991); what is not cancelled goes on and arrives."""
+    """Odd or even (RocketMQ #7991); other messages go on and arrive."""
     before, cancelled = site.bridge.metrics()["records_rolled_total"], site.cancelled()
 
     def wait_rolls(count: int) -> None:
@@ -195,8 +195,8 @@ def test_a_cancel_at_the_due_time_wins_or_loses(site: Site) -> None:
 
 
 def test_commands_that_were_written_in_time_while_the_bridge_was_down_take_effect(site: Site) -> None:
-    """Cancels, with a key and without, a replace and a move, above what was committed: what they are about is due when
-    the bridge starts, and none of it is delivered as it was."""
+    """Cancels, with a key and without, a replace and a move, above the committed offset: their messages are due when
+    the bridge starts, and none of them is delivered unchanged."""
     clock = SystemClock()
     for delay_ms in DOWN_MS:
         due_ms = clock.now_ms() + delay_ms

@@ -29,9 +29,9 @@ JUMP_S: Final = 3_600
 STEP_S: Final = 300
 DEADLINE_S: Final = 60
 CUT_OFF_S_MAX: Final = 20
-"""A second until the jump is noticed, nine until what has not ended is cut off, and what comes before the log."""
+"""A second until the jump is noticed, nine until the stop is cut off, and the time before the log."""
 LATE_MS_MAX: Final = 20_000
-"""What would wait for the clock to come back would be an hour late."""
+"""A message that waited for the old clock would be an hour late."""
 
 
 class WallClock:
@@ -62,9 +62,9 @@ class WallClock:
 @pytest.mark.fault("a clock that jumps and comes back")
 @pytest.mark.skipif(not COMPILER, reason="no C compiler: without wallwait.c, libfaketime stalls librdkafka")
 def test_a_clock_that_jumps_and_comes_back_is_followed(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """After a jump of an hour forward all messages that are due by the new time arrive. Back again: what is sent then
-    arrives at its time by the new clock, in order, behind nothing, exactly once; and what is not due stays, also over a
-    restart."""
+    """After a jump of an hour forward all messages that are due by the new time arrive. Back again: messages that are
+    sent then arrive at their time by the new clock, in order, without waiting for others, exactly once; and messages
+    with a later due time stay, also over a restart."""
     assert LIBRARY.is_file(), "the wheel of libfaketime holds another file: make install"
     delay, clock = topics.delay(), SystemClock()
     target = topics.create("orders", config={"message.timestamp.type": "LogAppendTime"})
@@ -102,7 +102,7 @@ def test_a_clock_that_jumps_and_comes_back_is_followed(broker: Broker, topics: T
         assert bridge.events("clock-behind-position")
         assert bridge.stop() == 0
         bridge.start()
-        wait_until(lambda: bridge.metrics()["pending_messages"] == 2, DEADLINE_S, "what is pending is known again")
+        wait_until(lambda: bridge.metrics()["pending_messages"] == 2, DEADLINE_S, "pending messages are known again")
         wall.set(3 * JUMP_S)
         values = [record.value for record in reader.wait_for(6, DEADLINE_S)]
         assert values[4:] == [b"third", b"beyond it"]

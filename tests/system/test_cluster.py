@@ -1,4 +1,4 @@
-"""Ingest on a real Spark cluster: tasks on executors send what they have read to the bridge, over TCP."""
+"""Ingest on a real Spark cluster: tasks on executors send their rows to the bridge, over TCP."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Site:
         return self.bridge.metrics()[name]
 
     def arrive(self, *values: str, topic: str | None = None) -> list[ReadRecord]:
-        """What a topic has when all of these have come."""
+        """A topic's records when all of these have come."""
         with TopicReader(self.bootstrap, [topic or self.target]) as reader:
             reader.wait_for(len(values), DELIVERED_S_MAX)
             records = reader.to_end()
@@ -124,7 +124,7 @@ def test_a_message_is_moved_earlier_later_and_to_now(site: Site) -> None:
 
 
 def test_answers_say_what_became_of_it(site: Site) -> None:
-    """Moved, cancelled, not pending, and of a topic that is none of ours, each under its correlation id."""
+    """Moved, cancelled, not pending, and of a foreign topic, each under its correlation id."""
     moved, cancelled = site.send("moved", ms=FAR_MS), site.send("cancelled", ms=FAR_MS)
     site.move(moved, ms=1_000, reply_to=site.answers, correlation="m")
     site.client.cancel_origin(*cancelled, reply_to=site.answers, correlation="c")

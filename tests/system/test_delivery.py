@@ -1,4 +1,4 @@
-"""What one running bridge does with records: headers in, headers out, order, rejects, and what the metrics tell."""
+"""What one running bridge does with records: headers in, headers out, order, rejects, and the metrics."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Site:
         self.default_target = target
 
     def send(self, *messages: Outgoing) -> list[ReadRecord]:
-        """Produce; returns what was written."""
+        """Produce; returns the written records."""
         return produce(self.bootstrap, messages)
 
     def receive(self, topic: str, count: int) -> list[ReadRecord]:
@@ -349,13 +349,13 @@ def test_a_target_that_cannot_take_a_message_stops_no_other(site: Site) -> None:
         assert letter.header("delay-reason") == reason.value.encode(), letter.headers
         assert letter.value == mark + b"." * size
         assert letter.headers[0] == ("x", b"1")
-        assert {due, ("delay-topic", topic.encode()), *more} <= set(letter.headers), "it can be sent again as it is"
+        assert {due, ("delay-topic", topic.encode()), *more} <= set(letter.headers), "it can be sent again unchanged"
     assert [len(record.value or b"") for record in site.receive(small, 1)] == [32 + 10]
     assert [len(record.value or b"") for record in site.receive(good, 1)] == [32 + 10_000]
 
 
 def test_a_dead_letter_that_fits_nowhere_is_cut_and_holds_nothing_up(site: Site) -> None:
-    """Small as it was compressed, and larger than any topic takes: it says what was left out."""
+    """Small when compressed, and larger than any topic takes: it names the missing parts."""
     target, to_all = site.topics.create("behind"), ("delay-for", b"1s")
     mark = uuid.uuid4().hex.encode()
     squeezing = Producer(
@@ -384,7 +384,7 @@ def test_a_dead_letter_that_fits_nowhere_is_cut_and_holds_nothing_up(site: Site)
 
 
 def test_dead_letters_that_are_put_back_are_delivered_once(site: Site) -> None:
-    """When the topic is there, `redrive` puts back what was for it, and a second run finds nothing left to do."""
+    """When the topic is there, `redrive` puts its letters back, and a second run finds none."""
     target = f"made-after-{uuid.uuid4().hex[:8]}"
     mark = uuid.uuid4().hex.encode()
     (sent,) = site.send(
@@ -452,7 +452,7 @@ def test_an_aborted_transaction_is_never_delivered(site: Site) -> None:
     site.bridge.wait_idle(DELIVERED_S_MAX)
 
 
-# ---- what it tells of itself
+# ---- metrics and states
 
 
 def test_the_metrics_add_up(site: Site) -> None:

@@ -46,8 +46,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.fault("a full disk")
 def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: Path, small_disk: Path) -> None:
-    """Segments of many flushes become one. On a full disk ingest stops, as /readyz and a metric say, what is
-    due is delivered all the same, and with room again everything goes on by itself: each message arrives once."""
+    """Segments of many flushes become one. On a full disk ingest stops, as /readyz and a metric say, due messages are
+    delivered nevertheless, and with room again ingest goes on by itself: each message arrives once."""
     delay, target, clock = topics.delay(), topics.create("orders"), SystemClock()
     sent = 0
 
@@ -80,7 +80,7 @@ def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: 
             assert bridge.metrics()["disk_full"] == 1
             send(100, DAY_MS)
             lag = f'consumer_lag_records{{partition="0",topic="{delay}"}}'
-            # At least what was sent just now: how much was read before there was no room depends on the machine.
+            # At least the records sent just now: how much was read before there was no room depends on the machine.
             wait_until(lambda: bridge.metrics()[lag] >= 100, DEADLINE_S, "Kafka keeps the rest")
             assert bridge.http("/readyz")[0] == 503
             ballast.unlink()

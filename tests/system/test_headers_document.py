@@ -39,7 +39,7 @@ def blocks() -> dict[str, list[str]]:
 
 @pytest.fixture
 def names(broker: Broker, topics: Topics) -> Mapping[str, str]:
-    """What stands in the document, and what it is here."""
+    """The document's names, and their values here."""
     return {"localhost:9092": broker.bootstrap, '"delay"': f'"{topics.create("headers")}"'}
 
 
@@ -76,7 +76,7 @@ def test_four_producers_send_the_same_message(names: Mapping[str, str], tmp_path
 
 
 def run(command: list[str], text: str = "") -> None:
-    """Raises AssertionError, with what it said, if it fails."""
+    """Raises AssertionError, with its output, if it fails."""
     done = subprocess.run(
         command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=scaled(PROGRAM_S_MAX), check=False
     )

@@ -1,4 +1,4 @@
-"""Delay topics that are not what they were while the bridge runs: cut, created again, trimmed, configured otherwise."""
+"""Delay topics that change while the bridge runs: cut, created again, trimmed, configured otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEEN_S_MAX: Final = 60
 KEPT, LOST, NEW = 40, 20, 25
 """Records below the cut, above it, and written after it: more than were lost."""
 AFTER_MS, LATER_MS = 20_000, 3_600_000
-"""When messages are due that are to be pending at the cut, and those that must not be left then."""
+"""The due times of messages that must be pending at the cut, and of those that must not."""
 
 
 class Site:

@@ -136,7 +136,7 @@ def test_a_rolling_restart_is_a_pause_and_nothing_more(broker: Broker, topics: T
 @pytest.mark.timeout(600)
 def test_an_instance_with_an_old_index_takes_over(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """An instance was away until the records from where its index ends were deleted. Another one has read and delivered
-    them, so it goes on, with what its index has of before and from where the log begins; and the same way back."""
+    them, so it goes on, with its older index and from the log's start; and the same way back."""
     delay, target, clock = topics.delay(), topics.create("orders"), SystemClock()
     name, sent, config = f"bridge-{delay}", 0, {**SESSION, "store": {"flush_interval": "1s"}}
 

@@ -42,7 +42,7 @@ def fragile() -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture(scope="module")
 def site(fragile: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningBridge, Load]]:
-    """A bridge for each way in which the broker goes, and its load; both stay as they are."""
+    """A bridge for each way in which the broker goes, and its load; both are unchanged."""
     topics = Topics(fragile.bootstrap)
     delay = topics.delay(partitions=2)
     load = Load(fragile.bootstrap, delay, [topics.create("orders")], seed=5, delay_ms_max=10_000)

@@ -1,4 +1,4 @@
-"""After a downtime: what is overdue comes at the configured rate, and what is due now does not wait for it."""
+"""After a downtime: overdue messages come at the configured rate, and newly due ones do not wait for them."""
 
 from __future__ import annotations
 

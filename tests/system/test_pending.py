@@ -1,4 +1,4 @@
-"""What is pending, asked over HTTP and on the command line while the bridge runs: found, cancelled, delivered, gone."""
+"""Pending messages, over HTTP and on the command line while the bridge runs: found, cancelled, delivered, gone."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Commands:
         self._random = random.Random(seed)
         self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "enable.idempotence": True})
         self._waiting: list[tuple[int, list[ReadRecord]]] = []
-        """When a command is to be sent about some messages of a partition, and their records."""
+        """The time of a command on some messages of a partition, and their records."""
         self.commands: dict[str, list[str]] = {}
         """The messages that each command is about."""
         self.origins: dict[str, str] = {}
@@ -93,7 +93,7 @@ class Commands:
         self.send_until(now_ms)
 
     def send_until(self, now_ms: int) -> bool:
-        """Send what is to be sent by then; whether any is left."""
+        """Send the records that are scheduled by then; whether any is left."""
         due = [records for at_ms, records in self._waiting if at_ms <= now_ms]
         self._waiting = [(at_ms, records) for at_ms, records in self._waiting if at_ms > now_ms]
         made = [self._command(records) for records in due]

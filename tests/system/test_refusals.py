@@ -1,4 +1,4 @@
-"""What the bridge does not start with: one clear line, the exit status of its kind, and nothing done."""
+"""Reasons for which the bridge does not start: one clear line, the exit status of its kind, and nothing done."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOBODY_LISTENS: Final = "127.0.0.1:1"
 def test_a_start_that_cannot_work_is_refused(
     broker: Broker, topics: Topics, tmp_path: Path, changes: dict[str, Any], error: type[BridgeError], word: str
 ) -> None:
-    """A wrong configuration or surrounding ends the start with its status and one line that names what is wrong."""
+    """A wrong configuration or surrounding ends the start with its status and one line that names the error."""
     with RunningBridge(tmp_path, broker.bootstrap, topics.delay(), config=changes, spark=False) as bridge:
         bridge.launch()
         assert bridge.wait_end(REFUSED_S_MAX) == error.exit_code, bridge.tail()
@@ -65,7 +65,7 @@ def test_a_topic_with_the_producers_timestamps_is_refused(broker: Broker, topics
 def test_a_bridge_can_be_stopped_at_any_time(
     broker: Broker, topics: Topics, tmp_path: Path, moment: str, number: signal.Signals
 ) -> None:
-    """SIGTERM or SIGINT ends the bridge within 10 s with status 0, whatever it is at."""
+    """SIGTERM or SIGINT ends the bridge within 10 s with status 0, in any phase."""
     with RunningBridge(tmp_path, broker.bootstrap, topics.delay()) as bridge:
         bridge.launch()
         wait_until(lambda: bridge.events(moment), REFUSED_S_MAX, lambda: f"{moment}; log:\n{bridge.tail()}")

@@ -64,7 +64,7 @@ class Case:
 
 
 def time(dialect: Dialect, ahead_ms: int) -> tuple[str, bytes]:
-    """The dialect's first header for a time so far ahead."""
+    """The dialect's first header for a time `ahead_ms` from now."""
     name, native, in_seconds = dialect.times[0]
     ms = ahead_ms if native == h.FOR else SystemClock().now_ms() + ahead_ms
     return name, b"%d" % (ms // 1000 if in_seconds else ms)
@@ -181,7 +181,7 @@ def test_names_that_our_client_would_cut_reach_no_target(site: Site) -> None:
 
 def test_names_that_are_no_text_arrive_with_replacements(site: Site) -> None:
     """A header's name is read as Java reads UTF-8; what is none of it is U+FFFD from then on, and a name that only
-    resembles a control header is none. The values are bytes, and stay what they are."""
+    resembles a control header is none. The values are bytes, and do not change."""
     target, delay = site.topics.create("no-text"), site.delay[NATIVE]
     timer, reject = mark(), mark()
     names = {
@@ -280,8 +280,8 @@ def test_a_forged_letter_is_not_the_bridge_s_word(site: Site) -> None:
 
 
 def test_whatever_is_wrong_in_whatever_dialect_is_a_dead_letter_byte_for_byte(site: Site) -> None:
-    """Each reason in each dialect, once, with its reason, the record as it was, and the name of the header that is to
-    blame; and the bridge goes on."""
+    """Each reason in each dialect, once, with its reason, the unchanged record, and the name of the wrong header; and
+    the bridge goes on."""
     sent: list[tuple[str, Case, Outgoing]] = []
     for name, topic in site.delay.items():
         dialect = DIALECTS.get(name, NOTHING)

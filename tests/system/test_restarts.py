@@ -25,7 +25,7 @@ DELIVERED_S_MAX: Final = 90
 REFUSED_S_MAX: Final = 120
 WRITTEN_S_MAX: Final = 90
 LOOKS: Final = 200
-"""So often it is looked whether something is written before more is sent: some ten seconds."""
+"""Looks for new output before more is sent: some ten seconds."""
 PENDING_MIN: Final = 50
 PARTITIONS: Final = 3
 READY_LATE_MS_MAX: Final = 5_000
@@ -265,7 +265,7 @@ def test_offsets_removed_by_an_admin_are_refused(broker: Broker, topics: Topics,
             assert len(reader.to_end()) == 1, "nothing was repeated"
 
 
-# ---- what is done to a bridge
+# ---- treatments of a bridge
 
 
 def segments(bridge: RunningBridge) -> list[Path]:

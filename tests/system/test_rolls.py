@@ -69,7 +69,7 @@ def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactor
 
 
 def log_start(topics: Topics, topic: str, partition: int) -> int:
-    """The first offset that is still there. (It is asked for: what is read may be deleted meanwhile.)"""
+    """The first offset that is still there. (It is asked for: records may be deleted after they are read.)"""
     place = TopicPartition(topic, partition)
     earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
     found = topics.admin.list_offsets({place: earliest})[place].result(30)
@@ -118,7 +118,7 @@ def test_a_delay_outlives_the_retention(site: Site) -> None:
 
 
 def test_a_cancel_finds_its_message_after_any_number_of_rolls(site: Site) -> None:
-    """Odd or even (RocketMQ #7991), with a key or without, in whatever partition: what is cancelled never arrives."""
+    """Odd or even (RocketMQ #7991), with a key or without, in whatever partition: cancelled messages never arrive."""
     target = site.topics.create("orders")
     far = (("delay-for", b"8s"), ("delay-topic", target.encode()))
     ids = [b"once", b"twice", b"kept", b"keyless"]
@@ -153,7 +153,7 @@ def test_a_cancel_finds_its_message_after_any_number_of_rolls(site: Site) -> Non
 
 
 def copied(reader: TopicReader, id: bytes, rolls: bytes) -> bool:
-    """Whether the delay topic holds a copy of this message that was rolled so many times."""
+    """Whether the delay topic holds a copy of this message after this number of rolls."""
     reader.poll(0.1)
     wanted = {("delay-id", id), ("delay-copy-rolls", rolls)}
     return any(wanted <= set(record.headers) for record in reader.records)

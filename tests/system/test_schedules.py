@@ -48,18 +48,18 @@ class Site:
         self.client.flush()
 
     def wait_received(self, count: int) -> list[ReadRecord]:
-        """At least so many."""
+        """At least `count` records."""
         with TopicReader(self.bootstrap, [self.target]) as reader:
             return list(reader.wait_for(count, DELIVERED_S_MAX))
 
     def receive(self, count: int) -> list[ReadRecord]:
-        """So many, when nothing is pending any more."""
+        """The records when `count` have come and no message is pending."""
         self.wait_received(count)
         self.bridge.wait_idle(DELIVERED_S_MAX)
         return read_committed(self.bootstrap, self.target)
 
     def receive_cancelled(self, count: int, before: float) -> list[ReadRecord]:
-        """What there is once so many more messages were cancelled than `before`."""
+        """The records once `count` more messages than `before` are cancelled."""
         wait_until(lambda: self.cancelled() - before >= count, DELIVERED_S_MAX, "cancelled")
         self.bridge.wait_idle(DELIVERED_S_MAX)
         return read_committed(self.bootstrap, self.target)
@@ -69,7 +69,7 @@ class Site:
 
 
 def pause(seconds: float) -> None:
-    """The time itself is what is waited for: ticks that nobody delivers."""
+    """The wait is for the time itself: ticks that nobody delivers."""
     clock = SystemClock()
     end_s = clock.monotonic_s() + seconds
     wait_until(lambda: clock.monotonic_s() >= end_s, seconds + 20)
@@ -80,7 +80,7 @@ def number(record: ReadRecord, name: str) -> int:
 
 
 def assert_ticks(records: list[ReadRecord], every_ms: int | None) -> None:
-    """Of each origin: once each, numbered without gaps, none early, and so far from each other."""
+    """Of each origin: once each, numbered without gaps, none early, and one interval apart."""
     by_origin: dict[bytes | None, list[ReadRecord]] = defaultdict(list)
     for record in records:
         by_origin[record.header("delay-origin")].append(record)
@@ -123,7 +123,7 @@ def test_so_many_times(site: Site) -> None:
 
 
 def test_cancel_by_id_and_by_origin_end_a_schedule(site: Site) -> None:
-    """Whatever is left of it: the next tick is not delivered."""
+    """Any part of it: the next tick is not delivered."""
     site.schedule("by id", every=timedelta(seconds=1), id="cancelled")
     site.schedule("by origin", every=timedelta(seconds=1))
     records = site.wait_received(4)
@@ -140,8 +140,8 @@ def test_cancel_by_id_and_by_origin_end_a_schedule(site: Site) -> None:
 
 
 def test_pause_resume_and_run_now(site: Site) -> None:
-    """A paused schedule delivers nothing, also through a kill; it goes on in its rhythm, without making up for what was
-    left out. To run it now is a tick more. Numbers have no gaps."""
+    """A paused schedule delivers nothing, also through a kill; it goes on in its rhythm, without making up for skipped
+    ticks. To run it now is a tick more. Numbers have no gaps."""
     answers = site.topics.create("answers")
     site.schedule("again", every=timedelta(seconds=1), id="paused")
     site.wait_received(2)
@@ -181,7 +181,7 @@ def test_pause_resume_and_run_now(site: Site) -> None:
 
 
 def test_what_ended_while_it_was_paused_is_over(site: Site) -> None:
-    """It is cancelled when it is resumed; a message that does not recur is left as it is by both."""
+    """It is cancelled when it is resumed; both leave other messages unchanged."""
     answers = site.topics.create("answers")
     end_ms = SystemClock().now_ms() + 4_000
     site.schedule("ends", every=timedelta(seconds=1), end=end_ms, id="ending")
@@ -302,7 +302,7 @@ def test_after_a_downtime_each_policy_is_kept(broker: Broker, topics: Topics, tm
 def test_after_a_downtime_of_an_hour(site: Site) -> None:
     """With ticks every ten seconds, `last` delivers one for the hour, `all` its 360 in order, `none` the next one.
 
-    The records are what a bridge has written before it went down: copies for ticks that were due an hour ago.
+    The records are those of a bridge before it went down: copies for ticks that were due an hour ago.
     """
     now_ms, producer = SystemClock().now_ms(), site.client.producer
     due_ms, policies = now_ms - 3_600_000 - 5_000, [*(["last"] * 10), *(["none"] * 10), *(["all"] * 5)]

@@ -84,7 +84,7 @@ def documented_rights() -> list[tuple[str, str, list[str], bool]]:
 
 
 def configured(secure: SecureBroker, directory: Path, password: str) -> dict[str, Any]:
-    """What a user of this broker has to write; secrets in files."""
+    """A user's settings for this broker; secrets in files."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "password").write_text(password + "\n")
     (directory / "key-password").write_text(KEY_PASSWORD)

@@ -215,7 +215,7 @@ class Site:
         return wait_until(found, DEADLINE_S, f"{count} records of {topic}/{partition}")
 
     def retried(self, reason: str) -> float:
-        """How many records were put off for a reason so far."""
+        """The number of records put off for a reason up to now."""
         return self.bridge.metrics().get(f'records_retried_total{{reason="{reason}"}}', 0)
 
     def wait_retried(self, reason: str, more_than: float) -> None:

@@ -48,7 +48,7 @@ def piped(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        writer = os.open(path, os.O_WRONLY)  # as soon as it is read
+        writer = os.open(path, os.O_WRONLY)  # when it is read
         pipe.write_text(text)
         pipe.replace(path)
         os.write(writer, text.encode())

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 
 DELIVERED_S_MAX = 120
 BOMB_BYTES = 70 << 20
-"""More than is ever held; some 70 KB as it is sent."""
+"""More than is ever held; about 70 KB compressed."""
 
 
 @pytest.mark.fault("batches that no reader can take")
