@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ANY_ADDRESS: Final = ("0.0.0.0", "::", "")
+COMPRESSION: Final = ("compression.type", "compression.codec")
+"""Two names of one property: users may set either."""
 
 log = structlog.get_logger("bridge.runtime.wiring")
 
@@ -81,7 +83,7 @@ def make_planner(settings: Settings, targets: Targets, tracer: OpenTelemetry | N
         limits=SizeLimits(
             record_bytes_max=int(properties.get("message.max.bytes", 1_000_000)),
             batch_bytes_max=int(properties.get("batch.size", 1_000_000)),
-            compressed=str(properties.get("compression.type", "none")) != "none",
+            compressed=any(str(properties.get(name, "none")) != "none" for name in COMPRESSION),
         ),
         schedules=ScheduleLimits(
             every_min_ms=settings.limits.every_min,
