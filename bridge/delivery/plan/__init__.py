@@ -1,1 +1,1 @@
-"""What becomes of each due row, decided before anything is produced."""
+"""Plans: the fate of each due row, decided before anything is produced."""

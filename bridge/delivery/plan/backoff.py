@@ -1,12 +1,13 @@
-"""When a message whose target fails for now is tried again, and when it is given up. Pure.
+"""When a message for a failing target is tried again, and when it is given up. Pure.
 
     attempt failed   1     2     3     ...   10     11     ...   15     16
     tried again in   1 s   2 s   4 s   ...   512 s  600 s  ...   600 s  never: dead letter      (the defaults, 67 min)
 
-What waits for a paused target waits for the end of its pause instead, or as long as a record may wait (`parked_ms`).
+A message for a paused target waits for the end of the pause instead, at most as long as a record may wait
+(`parked_ms`).
 
-Each wait is shortened by up to a quarter, by a hash of the record's partition and offset: records that failed together
-do not come back together, and a rehearsal gives the same times.
+A hash of the record's partition and offset shortens each wait by up to a quarter: records that failed together do not
+come back together, and a rehearsal gives the same times.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ import numpy as np
 from timerstore.rows.position import Bools, Int64s
 
 WINDOW_MS: Final = 30_000
-"""A roll window, where none is known."""
+"""The roll window if the topic's own is unknown."""
 IN_DOUBT_MS: Final = 1_000
-"""How long a verdict waits until its topic may be looked up again."""
+"""The wait of a verdict for the next look-up of its topic."""
 _DOUBLINGS_MAX: Final = 30
-"""A wait of at most an hour, doubled that often, still fits into 64 bits."""
+"""A wait of up to an hour, doubled this many times, fits into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often a message is tried in all, the first wait, and the longest wait (ms)."""
+    """The number of attempts in all, the first wait, and the longest wait (ms)."""
 
     attempts: int = 16
     backoff_ms: int = 1_000
     backoff_max_ms: int = 600_000
 
     def is_over(self, failures: Int64s) -> Bools:
-        """Whether a message that failed that often is given up; bool[n]."""
+        """Whether a message is given up after this many failures; bool[n]."""
         over: Bools = failures >= self.attempts
         return over
 
@@ -49,8 +50,8 @@ class RetryPolicy:
 
 
 def parked_ms(windows_ms: Int64s, keys: Int64s) -> Int64s:
-    """For how long records `keys` int64[n] are put off whose target is paused: up to the last quarter of their roll
-    windows int64[n], as rolls are. However long the pause is, nothing is written more often than that asks for."""
+    """The waits of records `keys` int64[n] for a paused target: up to the last quarter of their roll windows int64[n],
+    as rolls have. A pause of any length causes no more writes than that."""
     spread = (_mixed(keys) % np.maximum(windows_ms // 4, 1).astype(np.uint64)).astype(np.int64)
     result: Int64s = windows_ms - spread
     return result

@@ -1,28 +1,26 @@
-"""What commands come to (timerstore/cancels/commands.py decides): copies of what they move, commands that take their
-place, and answers. Each is output of the transaction that finishes the command.
+"""The output of commands (timerstore/cancels/commands.py decides): copies of moved messages, commands in place of
+others, and answers. The transaction that finishes a command writes its output.
 
     decision     a move by origin        a recall by origin   one by id                        answer
     act (now)    each row, delivered     "                    "                                moved
     act          a copy of each row      nothing              one by origin for each message   moved, cancelled
-    (pauses)     as it is, of what does not recur;     "                                       moved, not-pending
-                 of what is over: and a cancel by origin                                       cancelled
-    (due)        of what is due: as it is, for now     "                                       moved, not-pending
-    again        the same command, behind what is under way                                    none: the next one has it
+    (pauses)     non-recurring message: an unchanged copy     "                                moved, not-pending
+                 ended schedule: a cancel by origin as well                                    cancelled
+    (due)        due messages: unchanged, delivered now       "                                moved, not-pending
+    again        the same command, behind the copy in transit                                  none: the next one has it
     passed       nothing: a later move of the same messages acts,                              moved
-                 or, of an id, is decided
-    too large    nothing: it stays as it is                                                    too-large
+                 or, by id, is decided
+    too large    nothing: the message stays unchanged                                          too-large
     left         nothing                                                                       delivered
     nothing      nothing                                                                       not-pending
     too many     nothing                                                                       too-many
 
-Where some of a message is pending and a copy of it may be under way, the command acts, and is written once more behind
-the copy, unanswered; a recall as a cancel.
+A message may have pending rows while a copy of it is in transit. The command then acts, and is also written again
+behind the copy, without an answer; a recall as a cancel.
 
-A command that is about several messages has an answer for each outcome of some of them; commands by origin that one by
-id has had written are answered together, with their number. Of a command without a key, which is sent on to every
-partition, the others answer only where they have something. An answer that cannot be written is dropped, and counted:
-nothing waits for it.
-"""
+A command for several messages has one answer for each outcome. The commands by origin that one by id has written are
+answered together, with their number. A command without a key is sent on to every partition; there, the others answer
+only where they cover messages. An unwritable answer is dropped and counted: nothing waits for it."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.position import OFFSET_MAX, Bools, Int64s
 
 ANSWER_BYTES: Final = 600
-"""Of the headers of an answer about one message, or of a command, about."""
+"""Estimated bytes of the headers of an answer about one message, or of a command."""
 _OUTCOMES: Final = {
     Decision.PASSED: Outcome.MOVED,
     Decision.LEFT: Outcome.DELIVERED,
@@ -67,38 +65,38 @@ _OUTCOMES: Final = {
 log = structlog.get_logger("bridge.delivery.plan.commands")
 
 Resolve = Callable[[Collection[str]], Mapping[str, Target]]
-"""Looks up targets that are allowed; what is missing in the answer is not."""
+"""Looks up allowed targets; a name that is missing in the answer is not allowed."""
 
 _Result = tuple[Outcome, Int64s, int | None]
-"""What has come of a command, the origins of the messages that this is about, and when they are due now."""
+"""A command's outcome, the origins of its messages, and their new due time."""
 _NONE: Final = np.empty(0, np.int64)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CommandOutput:
-    """What the commands of a take write: `ids` are their rows. Batches name the rows of the commands."""
+    """The output of the commands of a take. `ids` are their rows; batches refer to the same rows."""
 
     ids: Ids
     to_delay_topics: list[Batch] = field(default_factory=list)
     letters: list[Batch] = field(default_factory=list)
     to_repliers: list[Batch] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-    """All that is known of commands that are finished, written or not."""
+    """All answers of finished commands, written or not."""
     released: list[Rows] = field(default_factory=list)
-    """Rows that moves have made due now. They are planned like those that are taken, and need no copies."""
+    """Rows that moves have made due now. They are planned like taken rows, and need no copies."""
     copied: list[tuple[Int64s, pa.RecordBatch]] = field(default_factory=list)
-    """What moves copy: the rows' keys, and their payload."""
+    """The rows that moves copy: keys and payload."""
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Commands by what they do and what came of it."""
+    """Commands by verb and outcome."""
 
     @property
     def records(self) -> int:
-        """How many records they write."""
+        """The number of records to write."""
         return sum(map(len, self.batches()))
 
     @property
     def bytes(self) -> int:
-        """About how large these are."""
+        """Their estimated size."""
         headers = int(sum(payload.column("headers").nbytes for _, payload in self.copied))
         return headers + sum(
             len(key or b"") + len(value or b"") + ANSWER_BYTES
@@ -108,11 +106,11 @@ class CommandOutput:
 
     @property
     def writes_back(self) -> bool:
-        """Whether anything goes to a delay topic or a dead-letter topic."""
+        """Whether a delay topic or a dead-letter topic gets a record."""
         return bool(self.to_delay_topics or self.letters)
 
     def batches(self) -> Iterator[Batch]:
-        """All of them."""
+        """All batches."""
         yield from self.to_delay_topics
         yield from self.letters
         yield from self.to_repliers
@@ -120,7 +118,7 @@ class CommandOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Writing:
-    """What the commands of a take are written to, and what is known of the topics."""
+    """The output of a take's commands, and the facts about the topics."""
 
     out: CommandOutput
     own: Callable[[], OwnTopics]
@@ -130,7 +128,7 @@ class _Writing:
 
 
 class Commands:
-    """The commands among due rows, and what they say."""
+    """The commands among due rows, and their content."""
 
     def __init__(self, rows: DueRows) -> None:
         self._rows = rows
@@ -150,11 +148,11 @@ class Commands:
         return self._rows.keys[self.ids]
 
     def passed(self, no_copy: Collection[int] = ()) -> dict[int, int]:
-        """Moves in whose place a later one acts, and which, packed: else each would wait for the copy of the one
-        before. Those of `no_copy` cannot be written once more.
+        """Superseded moves, packed, each with the later move that acts in its place. Otherwise each move would wait for
+        the copy of the one before. Moves of `no_copy` cannot be written again.
 
-        By id the later one is about all that these are about. If it does not act yet, it is written again by the
-        transaction that finishes these, and a crash undoes both or neither: one by id leaves no tombstone."""
+        By id, the later move covers all messages of the earlier ones. If it does not act yet, it is written again by
+        the transaction that finishes these, and a crash undoes both or neither: a move by id leaves no tombstone."""
         later, moves = dict[int, int](), defaultdict[tuple[object, ...], list[int]](list)
         origins, ids, seqs = (
             self._rows.column("origin", self.ids),
@@ -166,7 +164,7 @@ class Commands:
                 named = self._names(n) if id is None else (id, self._command(n)[:2])
                 moves[self._sources[n], named].append(n)
         for same in moves.values():
-            # Written once more, a move is no newer than its client's record; those of two partitions have no order.
+            # A repeated move is as old as its client's record; moves from two partitions have no order.
             places = {self._command(n)[:2] for n in same}
             age = {n: (self._command(n)[2] if len(places) == 1 else 0, n) for n in same}
             last = max((n for n in same if seqs[n] not in no_copy), key=age.__getitem__, default=None)
@@ -176,28 +174,29 @@ class Commands:
         return later
 
     def sent(self) -> dict[int, int]:
-        """Of those by id that were written again, packed, the offsets of their clients' records; OFFSET_MAX where that
-        is in another partition, whose offsets have no order among those of this one."""
+        """For repeated commands by id, packed: the offsets of their clients' records. OFFSET_MAX where that record is
+        in another partition, whose offsets are not comparable with those of this one."""
         seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
-        # One that a client has sent to every partition names no other record: it is the first of its kind.
+        # A command that its client has sent to every partition names no other record: it is the first of its kind.
         again = [n for n, id in enumerate(ids) if id is not None and self._command(n) != self._place(n)]
         return {seqs[n]: self._command(n)[2] if self._is_home(n) else OFFSET_MAX for n in again}
 
     def first(self) -> frozenset[int]:
-        """Those by origin, packed, that are the records of their clients."""
+        """Commands by origin, packed, that are the clients' own records."""
         seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
         return frozenset(
             seqs[n] for n, said in enumerate(self._headers) if ids[n] is None and h.COPY_FORWARDED not in said
         )
 
     def in_order(self, sent: Mapping[int, int]) -> Int64s:
-        """The commands, packed, as they were sent: one by id that was written again as its client's record."""
+        """The commands, packed, in the order of their clients' records: a repeated one by id has the place of the
+        first."""
         seqs = self.seqs
         places = [(seq & ~OFFSET_MAX) | min(sent.get(seq, OFFSET_MAX), seq & OFFSET_MAX) for seq in seqs.tolist()]
         return seqs[np.argsort(np.array(places, np.int64), kind="stable")]
 
     def named_elsewhere(self) -> Iterator[tuple[int, str]]:
-        """The commands by an origin of another partition: their rows, and the topics that they name."""
+        """Commands by an origin of another partition: their rows, and the topics in those origins."""
         origins = self._rows.column("origin", self.ids)
         for n, row in enumerate(self.ids.tolist()):
             if origins[n] == NO_ORIGIN:
@@ -215,9 +214,8 @@ class Commands:
         known: dict[str, Target],
         now_ms: int,
     ) -> CommandOutput:
-        """What they write. `elsewhere`: the outcome of commands, by row, that name an origin where nothing can be;
-        `limit_of` is the largest record that a target takes; targets of answers are added to `known`.
-        """
+        """The commands' output. `elsewhere`: by row, the outcomes of commands for an origin that no partition can hold;
+        `limit_of`: the largest record of a target. Adds the targets of answers to `known`."""
         out = CommandOutput(ids=self.ids)
         writing = _Writing(out, own, letter_topics, findings, now_ms)
         replies: list[tuple[int, Answer]] = []
@@ -245,7 +243,7 @@ class Commands:
     # ---- one command
 
     def _act(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
-        """Write what it comes to, and return that; nothing where other commands have the answer."""
+        """Write the output of one command, and return its results; none where other commands have the answer."""
         row, effect = int(self.ids[n]), each.effect
         if each.decision is Decision.AGAIN or (each.decision is Decision.ACT and effect.named is None):
             if int(self._rows.keys[row]) in writing.findings.no_copy:
@@ -258,7 +256,7 @@ class Commands:
         if each.decision is not Decision.ACT:
             is_kept = (
                 each.decision is Decision.UNCOPYABLE and self._due[n] >= h.NEXT_MS
-            )  # of a pause: it does not recur
+            )  # a pause of a message that does not recur
             return [_result(Outcome.NOT_PENDING if is_kept else _OUTCOMES[each.decision], each.named)]
         results = self._move(n, each, writing) if effect.is_move else [_result(Outcome.CANCELLED, each.named)]
         if len(each.behind) and int(self._rows.keys[row]) not in writing.findings.no_copy:
@@ -267,7 +265,8 @@ class Commands:
         return results
 
     def _move(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
-        """As `_act`, of a move by origin that acts. Raises Unplannable where it needs dead letters, and they fail."""
+        """As `_act`, for a move by origin that acts. Raises Unplannable where it needs dead letters, and their topic
+        fails."""
         row, effect, origin = int(self.ids[n]), each.effect, each.effect.origin[each.live]
         moved, is_changed, is_over = self._moved(n, effect, each.live, writing.letter_topics)
         fits = is_changed & effect.is_now
@@ -311,9 +310,9 @@ class Commands:
     def _moved(
         self, n: int, effect: Effect, live: Int64s, letter_topics: Mapping[str, str]
     ) -> tuple[DueRows, Bools, Bools]:
-        """The rows that a move copies, due when it says; which of them it has changed, and which are of schedules that
-        turn out to be over. A pause, or its end, leaves what does not recur as it was, and what brings messages forward
-        leaves their due times; any move leaves dead letters that wait for their topic."""
+        """The rows that a move copies, with their new due times; a mask of those that it changes; a mask of those whose
+        schedules have ended. A pause or its end leaves non-recurring messages unchanged. A move of due messages to now
+        leaves their due times. No move changes held dead letters."""
         payload = effect.payload.take(pa.array(live))
         at, source = effect.rows.at[live], effect.rows.source[live].astype(np.int32)
         rows = Rows(at=at, source=source, offset=effect.rows.offset[live], payload=payload)
@@ -348,8 +347,8 @@ class Commands:
     def _sent_on(
         self, n: int, lists: Sequence[Sequence[int] | None], *, ends: bool = False, is_answered: bool = True
     ) -> Batch:
-        """The command once more (None), or by origin for each list of these, into its own partition; as a cancel that
-        `ends` them."""
+        """The command again (None), or one by origin for each of these lists, into its own partition; with `ends`, as a
+        cancel."""
         topic, partition = self._place(n)[:2]
         is_move = self._is_move(n) and not ends
         headers = [self._headers_with(n, origins, is_move=is_move, is_answered=is_answered) for origins in lists]
@@ -363,7 +362,7 @@ class Commands:
         )
 
     def _headers_with(self, n: int, origins: Sequence[int] | None, *, is_move: bool, is_answered: bool) -> Headers:
-        """The command's headers with an absolute time, and the place of the record that its client wrote."""
+        """The command's headers with an absolute time, and the place of its client's record."""
         topic, partition, _ = self._place(n)
         said = self._headers[n]
         if origins is not None:
@@ -389,7 +388,7 @@ class Commands:
         )
 
     def _together(self, replies: Sequence[tuple[int, Answer]]) -> list[tuple[int, Answer]]:
-        """One answer for each command of a client and outcome: of one by id there are commands by origin."""
+        """One answer for each command of a client and outcome: one by id has several commands by origin."""
         found = dict[tuple[object, ...], tuple[int, Answer]]()
         for n, answer in replies:
             key = answer.command, answer.outcome, answer.correlation, self._reply_to[n], self._keys[n]
@@ -406,7 +405,7 @@ class Commands:
         findings: Findings,
         known: dict[str, Target],
     ) -> None:
-        """The answers that are asked for, to topics that take them."""
+        """Write the requested answers, to topics that take them."""
         wanted = {name for n, _ in replies if (name := self._reply_to[n]) is not None}
         targets = resolve(wanted) if wanted else {}
         refused = [findings.rejected, findings.put_off, findings.no_letter]
@@ -419,9 +418,9 @@ class Commands:
             trouble = _trouble(target)
             if trouble is None and target is not None:
                 if record_bytes(key, value, list(headers)) > limit_of(target):
-                    trouble = "it is larger than its topic takes"
+                    trouble = "it exceeds the limit of its topic"
                 elif target.needs_key and key is None:
-                    trouble = "its topic wants a key, and the command has none"
+                    trouble = "its topic needs a key, and the command has none"
                 elif any(int(self._rows.keys[self.ids[n]]) in found for found in refused):
                     trouble = "its topic has refused it"
             if trouble is not None:
@@ -434,19 +433,19 @@ class Commands:
                 Batch(topic=name, ids=self.ids[n : n + 1], values=[value], keys=[key], headers=[headers])
             )
 
-    # ---- what it says
+    # ---- content
 
     def _place(self, n: int) -> h.Origin:
         return *self._rows.sources.name(self._sources[n]), self._offsets[n]
 
     def _command(self, n: int) -> h.Origin:
-        """The record that the client wrote."""
+        """The client's own record."""
         forwarded = self._headers[n].get(h.COPY_FORWARDED)
         text = "" if forwarded is None else forwarded.decode("utf-8", "replace")
         return h.parse_origin(text) if re.fullmatch(h.ORIGIN_PATTERN, text) else self._place(n)
 
     def _names(self, n: int) -> h.Origins:
-        """Of a command by origin."""
+        """The origins of a command by origin."""
         said = self._headers[n]
         return h.parse_origins(h.text_of(said[h.CANCEL_ORIGIN if h.CANCEL_ORIGIN in said else h.MOVE_ORIGIN]))
 
@@ -462,7 +461,7 @@ class Commands:
 
 
 def _due_now(moved: DueRows, which: Bools, now_ms: int) -> Rows:
-    """These rows, as they would be taken: due now, whatever the brokers' clock says."""
+    """These rows as a take would return them: due now, regardless of the brokers' clock."""
     due, mask = np.minimum(moved.due[which], now_ms), pa.array(which)
     index = moved.payload.schema.get_field_index("due")
     payload = moved.payload.filter(mask)
@@ -471,14 +470,14 @@ def _due_now(moved: DueRows, which: Bools, now_ms: int) -> Rows:
 
 
 def _result(outcome: Outcome, named: Int64s | None, due_ms: int | None = None) -> _Result:
-    """Of the originals `named`, or of an id."""
+    """A result for the originals `named`, or for an id."""
     return outcome, _NONE if named is None else named, due_ms
 
 
 def _trouble(target: Target | None) -> str | None:
     """Why nothing can be written to a target."""
     if target is None:
-        return "its topic is not one that the configuration allows"
+        return "the configuration does not allow its topic"
     if target.refusal is not None:
         return target.refusal.detail
     return "a partition of its topic takes nothing now" if target.down else None

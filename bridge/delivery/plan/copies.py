@@ -1,9 +1,9 @@
-"""Copies: records that the bridge writes back into the delay topic, into the partition they came from.
+"""Copies: records that the bridge writes back into their own partition of the delay topic.
 
-A roll is an entry that is due beyond the roll window: it is written again, so that a year's delay never depends on a
-year's retention. A retry is an entry whose target fails for now: its copy comes up again later. An overdue entry gets a
-later time as well, when others must not wait for it. All keep the absolute due time and the origin's offset, hence the
-order of cancels and the origin that is delivered. The next tick of a recurring message is a copy, too (ticks.py).
+A roll is the copy of an entry that is due beyond the roll window: a year's delay never depends on a year's retention. A
+retry is the copy of an entry whose target fails for now: it comes up again later. An overdue entry gets a later time as
+well, where others must not wait for it. All copies keep the absolute due time and the origin's offset, hence the order
+of cancels and the delivered origin. The next tick of a recurring message is a copy, too (ticks.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bridge.wire.schedule import TICK_MAX, unpacked
 from timerstore.rows.position import Bools, Int64s
 
 _FRAMING_BYTES: Final = 300
-"""Names, numbers and framing of the copy headers, at most; text comes on top."""
+"""Upper bound of the names, numbers and framing of the copy headers; text comes on top."""
 _SCHEDULE_BYTES: Final = 80
-"""What the headers of a schedule need beside the text of its column, at most."""
+"""Upper bound of a schedule's headers, without the text of its column."""
 _COLUMNS: Final = ("value", "key", "target", "target_partition", "id", "origin", "schedule", "tick")
 
 
@@ -34,10 +34,9 @@ def copies(
     at_ms: Int64s | None = None,
     is_single: Bools | None = None,
 ) -> Iterator[Batch]:
-    """Copies of the rows `ids`, with `rolled` more rolls and `failed` int64[m] more attempts (None: with none), to come
-    up at `at_ms` int64[m] (None: when they are due, or have to roll again). Those that are `is_single` bool[m] leave
-    their schedules.
-    """
+    """Copies of the rows `ids`, with `rolled` more rolls and `failed` int64[m] more attempts (None: no more), and the
+    effective times `at_ms` int64[m] (None: their due times, or those of further rolls). Copies that are `is_single`
+    bool[m] leave their schedules."""
     for chunk in chunks(rows.sizes[ids]):
         chosen = ids[chunk]
         column = {name: rows.column(name, chosen) for name in (*_COLUMNS, "due", "rolls", "attempt")}
@@ -64,9 +63,8 @@ def copies(
 
 
 def next_ticks(rows: DueRows, ids: Ids, next_ms: Int64s, is_counted: Bools) -> Iterator[Batch]:
-    """The copies for the next ticks of the rows `ids`, due at `next_ms` int64[m]; `is_counted` bool[m]: the row is a
-    tick that counts, so that its number is taken.
-    """
+    """The copies for the next ticks of the rows `ids`, due at `next_ms` int64[m]. `is_counted` bool[m]: the row is a
+    tick that counts, so the next one has a new number."""
     for chunk in chunks(rows.sizes[ids]):
         chosen = ids[chunk]
         column = {name: rows.column(name, chosen) for name in _COLUMNS}
@@ -94,6 +92,6 @@ def _headers_of(schedule: str | None) -> Mapping[str, str] | None:
 
 
 def copy_sizes(rows: DueRows, ids: Ids) -> Int64s:
-    """Size of each row's copy, int64[m]: an upper bound, as if it were alone in its batch."""
+    """Size of each row's copy, int64[m]: an upper bound, for a batch of that copy alone."""
     scheduled = np.where(rows.recurs[ids], _SCHEDULE_BYTES, 0)
     return rows.sizes[ids] + _FRAMING_BYTES + rows.named_bytes[ids] + scheduled

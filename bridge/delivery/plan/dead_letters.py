@@ -1,15 +1,15 @@
-"""Dead letters: records that cannot be delivered, byte for byte, with the reason and the origin.
+"""Dead letters: undeliverable records, byte for byte, with the reason and the origin.
 
 A record that decoding rejected still has all its headers. A timer that is rejected at dispatch lost its control headers
-when it was decoded; they are written anew, with the due time in its absolute form, so that the dead letter can be put
-back into the delay topic and is the same timer again.
+in decoding. They are written anew, with the absolute due time: put back into the delay topic, the dead letter is the
+same timer again.
 
-Where a dead-letter topic fails for now, a timer is retried, and a record that decoding rejected is *held*: it waits in
-the delay topic as a copy whose target is the dead-letter topic, with all the headers of its letter; those that decoding
-would read are renamed. Any producer can write such a copy. So nothing of a held letter is believed but the record's own
-headers and the code of the reason; the rest is written anew.
+Where a dead-letter topic fails for now, a timer is retried. A record that decoding rejected is *held*: it waits in the
+delay topic as a copy whose target is the dead-letter topic, with all the headers of its letter; control headers are
+renamed, so that decoding does not read them. Any producer can write such a copy. So the bridge believes nothing of a
+held letter but the record's own headers and the code of the reason; all else is written anew.
 
-A record of which no letter can be made becomes a plain one with what can be read of it; the others are not affected.
+If no letter can be made of a record, it becomes a plain one with its readable parts; the others are not affected.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CUT_BYTES: Final = 64 << 10
 CUT_HEADERS: Final = 1_000
 _REASONS: Final = {str(reason): reason for reason in RejectReason}
 BODILESS: Final = (RejectReason.TOO_LARGE_TO_READ, RejectReason.CORRUPT)
-"""Reasons of rows that have no body: their only header says what is left out."""
+"""Reasons of rows without a body: their only header names the omitted parts."""
 COPY_TOO_LARGE: Final = Refusal(RejectReason.TOO_LARGE, "its copy is larger than the delay topic takes")
-"""Why a message cannot wait any longer. Of a tick it ends the schedule, and the letter is all that is left of that."""
+"""Why a message cannot wait any longer. It ends the schedule of a tick, and only the letter is left of that."""
 _COLUMNS: Final = (
     "kind",
     "origin",
@@ -53,11 +53,11 @@ _COLUMNS: Final = (
 )
 
 Report = Callable[[Where, str], None]
-"""Is called for each plain letter: of which record it is, and what went wrong."""
+"""A callback for each plain letter, with its record and the error."""
 
 
 def _unreported(where: Where, detail: str) -> None:
-    """The letter says it."""
+    """The letter itself has the error."""
 
 
 def dead_letters(
@@ -68,11 +68,10 @@ def dead_letters(
     cut: Collection[int] = (),
     report: Report = _unreported,
 ) -> Iterator[Batch]:
-    """Dead letters of the rows `ids`: rejects, `refused` ones (why, by row), and held ones that are released.
+    """Dead letters of the rows `ids`: rejects, `refused` rows (reasons by row), and held letters at their release.
 
-    `topic_of` maps a delay topic to its dead-letter topic. Letters of the rows in `cut` are without their value, and
-    without keys and headers of more than CUT_BYTES; a header says so.
-    """
+    `topic_of` maps a delay topic to its dead-letter topic. Letters of the rows in `cut` have no value, and no keys and
+    headers of more than CUT_BYTES; a header says so."""
     for chunk in chunks(rows.sizes[ids]):
         chosen = ids[chunk]
         letters, unreadable = _letters(rows, chosen, refused, cut, report)
@@ -102,7 +101,7 @@ def held(
 
 
 def is_held(rows: DueRows, ids: Ids) -> Bools:
-    """Which of the timers are held dead letters: copies that agree with where they are; bool[m]."""
+    """The timers that are held dead letters: copies that agree with their place; bool[m]."""
     columns = rows.source[ids], rows.offset[ids], rows.column("origin", ids), rows.column("due", ids)
     return np.array(
         [
@@ -114,7 +113,7 @@ def is_held(rows: DueRows, ids: Ids) -> Bools:
 
 
 def held_rows(rows: DueRows, letter_topics: Mapping[str, str]) -> Bools:
-    """Which of the rows are held dead letters on their way to one of these topics; bool[n]."""
+    """The rows that are held dead letters for one of these topics; bool[n]."""
     names, codes = rows.targets
     found: Bools = np.isin(codes, [code for code, name in enumerate(names) if name in letter_topics.values()])
     ids = np.flatnonzero(found)
@@ -124,7 +123,7 @@ def held_rows(rows: DueRows, letter_topics: Mapping[str, str]) -> Bools:
 
 
 def reason_of(headers: Headers) -> str:
-    """The reason that a held letter gives."""
+    """The reason in a held letter."""
     return _text(dict(headers).get(h.REASON))
 
 
@@ -135,14 +134,13 @@ def _topics(rows: DueRows, ids: Ids, topic_of: Mapping[str, str]) -> list[str]:
 def _letters(
     rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], cut: Collection[int], report: Report
 ) -> tuple[list[Record], dict[int, str]]:
-    """The letters of the rows; and of the plain ones, by row, the reason that each would have had. Where one cannot be
-    made, they are made one at a time.
-    """
+    """The letters of the rows; and, for the plain ones by row, the reasons that they would have had. After an error,
+    letters are made one at a time."""
     try:
         return _complete(rows, ids, refused, cut), {}
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other rows go on
+    except Exception as error:  # noqa: BLE001 - the other rows go on in any case
         if len(ids) == 1:
             letter, reason = _plain(rows, int(ids[0]), error, refused, report)
             return [letter], {int(ids[0]): reason}
@@ -193,7 +191,7 @@ def _letter(
 def _plain(
     rows: DueRows, row: int, error: Exception, refused: Mapping[int, Refusal], report: Report
 ) -> tuple[Record, str]:
-    """A plain letter: what can be read of the row, and what went wrong; and the reason that it would have had."""
+    """A plain letter: the readable parts of the row, and the error; and the reason that the letter would have had."""
     ids = np.array([row], dtype=np.intp)
     (topic, partition), offset = rows.sources.name(int(rows.source[row])), int(rows.offset[row])
 
@@ -216,17 +214,18 @@ def _readable(read: Callable[[], Any], default: Any) -> Any:
         return read()
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - the letter says what went wrong
+    except Exception:  # noqa: BLE001 - the letter has the error of the first attempt
         return default
 
 
 def _origin(rows: DueRows, source: int, origin: int, ts_ms: int) -> Where:
-    """The record of a held letter: the due time of the copy is the timestamp that the record had."""
+    """The record of a held letter. The due time of the copy is the record's timestamp."""
     return Where(*rows.sources.name(source), origin, origin, ts_ms)
 
 
 def _cut(value: bytes | None, key: bytes | None, own: Headers) -> tuple[bytes | None, bytes | None, Headers, Headers]:
-    """Value, key and headers of a record as they fit into any topic, and the header that says what is missing."""
+    """Value, key and headers of a record, cut so that any topic takes them, and the header that names the omitted
+    parts."""
     omitted = {"value": len(value or b"")}
     if len(key or b"") > CUT_BYTES:
         omitted["key"], key = len(key or b""), None
@@ -238,10 +237,13 @@ def _cut(value: bytes | None, key: bytes | None, own: Headers) -> tuple[bytes | 
 
 
 def _control_headers(row: Mapping[str, Any], refusal: Refusal) -> Headers:
-    """The control headers that make a record the same timer again; of a schedule that ends with it, what is left."""
+    """The control headers that make a record the same timer again; for a schedule that ends with it, those of the
+    rest."""
     names = [(h.UNTIL, "due"), (h.TOPIC, "target"), (h.ID, "id"), (h.PARTITION, "target_partition")]
     schedule: Mapping[str, str] = {}
-    if row["schedule"] is not None and (not row["tick"] or refusal == COPY_TOO_LARGE):  # else it is one for itself
+    if row["schedule"] is not None and (
+        not row["tick"] or refusal == COPY_TOO_LARGE
+    ):  # otherwise the tick stands alone
         schedule, is_start_given = unpacked(row["schedule"])
         names = names if is_start_given else names[1:]
         if row["tick"] and (times := schedule.get(h.TIMES, "")).isdecimal():
@@ -251,7 +253,7 @@ def _control_headers(row: Mapping[str, Any], refusal: Refusal) -> Headers:
 
 
 def hold(letter: Headers) -> Headers:
-    """The headers of a dead letter for a copy of it: those that decoding would read are renamed."""
+    """A dead letter's headers for a held copy: control headers are renamed."""
     renamed = [
         (h.HELD_PREFIX + name if name in h.STRIPPED or name.startswith(h.HELD) else name, value)
         for name, value in letter
@@ -260,9 +262,8 @@ def hold(letter: Headers) -> Headers:
 
 
 def release(headers: Headers, where: Where) -> tuple[Headers, RejectReason] | None:
-    """The record's headers and the reason, of what `hold` wrote; None: it did not write this, since it contradicts
-    `where`, what the bridge knows of the record.
-    """
+    """The inverse of `hold`: the record's own headers and the reason. None for headers that `hold` did not write, since
+    they contradict `where`, the bridge's own knowledge of the record."""
     if headers[:1] != [(h.HELD, None)]:
         return None
     letter = [(name.removeprefix(h.HELD_PREFIX), value) for name, value in headers[1:]]
@@ -288,19 +289,19 @@ _READERS: Final[dict[RejectReason, tuple[str, Callable[[str], object]]]] = {
     RejectReason.BAD_PARTITION: (h.PARTITION, h.parse_partition),
     RejectReason.BAD_REPLACE: (h.REPLACE, h.parse_replace),
 }
-"""The native header that a reason is about, and what reads it."""
+"""For each reason, its native header and the parser of that."""
 
 _SECONDS_DIGITS_MAX: Final = 12
-"""With three more a number has as many digits as it may have."""
+"""Three more digits reach the limit of a number."""
 _IN_SECONDS: Final = {name: seconds for dialect in DIALECTS.values() for name, _, seconds in dialect.times}
 _NATIVE: Final = {name: native for dialect in DIALECTS.values() for name, native, _ in dialect.times} | {
     name: native for dialect in DIALECTS.values() for name, native in dialect.renamed.items()
 }
-"""The native header that a dialect's header stands for. No two dialects share a header."""
+"""The native header for a dialect's header. No two dialects share a header."""
 
 
 def reject_detail(reason: RejectReason, headers: Headers, ts_ms: int) -> str:
-    """The reason's explanation, and what exactly is wrong."""
+    """The reason's explanation, and the exact defect."""
     if reason is RejectReason.DUPLICATE_HEADER:
         names = [name for name, _ in headers]
         what = ", ".join(name for name in h.CONTROL if names.count(name) > 1)
@@ -314,7 +315,7 @@ def reject_detail(reason: RejectReason, headers: Headers, ts_ms: int) -> str:
 
 
 def _complaint(reason: RejectReason, headers: Headers, ts_ms: int) -> str:
-    """What is wrong with a header that the reason may be about: the native one first, then those of dialects."""
+    """The defect of a header behind the reason: the native header is checked first, then those of dialects."""
     if reason not in _READERS:
         return ""
     native, read = _READERS[reason]
@@ -338,5 +339,5 @@ def _milliseconds(text: str) -> str:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{text!r} is not a whole number of seconds")
     if len(text) > _SECONDS_DIGITS_MAX:
-        raise ValueError(f"{text!r} is too long a number of seconds; it looks like milliseconds")
+        raise ValueError(f"{text!r} has too many digits for seconds; it looks like milliseconds")
     return f"{text}000"

@@ -1,9 +1,8 @@
 """Rows of the timer store -> arguments of produce. Columns in, columns out; pure.
 
-`TargetRows` are what goes to one topic, in the order of position. Their columns become Python lists by way of numpy
+`TargetRows` are the rows for one topic, in the order of position. Their columns become Python lists by way of numpy
 object arrays (several times faster than one conversion a value), some megabytes at a time, so that a window of large
-records is not in memory twice.
-"""
+records is not in memory twice."""
 
 from __future__ import annotations
 
@@ -28,26 +27,27 @@ from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, pack
 from timerstore.rows.sources import Sources
 
 Ids = npt.NDArray[np.intp]
-"""Indices of some rows, in the order of position."""
+"""Indices of rows, in the order of position."""
 Record = tuple[bytes | None, bytes | None, Headers]
 """Value, key and headers."""
 
 BATCH_BYTES_MAX: Final = 4 << 20
 """Payload bytes that exist as Python objects at one time."""
 BATCH_ROWS_MAX: Final = 5_000
-"""Small enough that the client's own thread starts sending while the rest is still being converted."""
+"""Small enough that the client's own thread starts sending during the conversion of the rest."""
 BATCH_BYTES: Final = 61
-"""Of a batch, beside its records."""
+"""Size of a batch without its records."""
 RECORD_OVERHEAD_BYTES: Final = 130
-"""Of a batch that holds one record (61 + up to 21 bytes), and of our two headers' framing, at most."""
+"""Upper bound for a batch of one record (61 + up to 21 bytes), with the framing of the bridge's two headers."""
 VARINT_LIMITS: Final = (63, 8_191, 1_048_575, 134_217_727)
 """The largest lengths whose zigzag varints have one byte, two, three and four."""
 BATCHED_BYTES: Final = 27 + (1 + len(h.ORIGIN) + 2) + (1 + len(h.DUE) + 1)
-"""Of a delivery among others, at most, beside key, value, own headers and the text of our two: lengths of record, key
-and value (5 each), attributes (1), differences of timestamp (5) and offset (3), number of headers (3)."""
+"""Upper bound for one delivery among others, without key, value, own headers and the text of the bridge's two: lengths
+of record, key and value (5 each), attributes (1), differences of timestamp (5) and offset (3), number of headers
+(3)."""
 
 TICK_BYTES: Final = (1 + len(h.TICK) + 1) + 10 + 1
-"""Of the header with a tick's number, at most."""
+"""Upper bound of the header with a tick's number."""
 
 _DELIVERED: Final = ("key", "value", "origin", "due")
 _BATCH_COLUMNS: Final = ("ids", "values", "keys", "origins", "dues", "ticks", "headers", "own", "partitions")
@@ -75,11 +75,11 @@ class OwnHeaders:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Arguments of n produce calls to `topic`, each list n long; `ids` int64[n] are the rows among those taken.
+    """Arguments of n produce calls to `topic`, each list n long; `ids` int64[n] are indices of the taken rows.
 
-    Either `origins` and `dues` (text of the two delivered headers) and, of recurring messages, `ticks` (text, or None),
-    after the records' `own` ones if there are any, or complete `headers`. `partitions` None: the partitioner's choice.
-    """
+    The headers are either the records' `own` ones, if any, followed by `origins` and `dues` (text of the two delivered
+    headers) and, for recurring messages, `ticks` (text, or None); or complete `headers`. `partitions` None: the
+    partitioner's choice."""
 
     topic: str
     ids: Ids
@@ -92,16 +92,16 @@ class Batch:
     own: OwnHeaders | None = None
     partitions: list[int] | None = None
     alone: bool = False
-    """To be on the broker before the next batch is sent, so that the client cannot put them together."""
+    """The broker has the batch before the next one is sent, so that the client cannot merge them."""
     unreadable: Mapping[str, int] = field(default_factory=dict)
-    """Dead letters that are plain ones, by the reason that they were planned with (dead_letters.py)."""
+    """Plain dead letters, by the reason of the plan (dead_letters.py)."""
 
     def __len__(self) -> int:
         return len(self.values)
 
     @property
     def is_plain(self) -> bool:
-        """Whether all its records have the two delivered headers only, and go where the partitioner says."""
+        """Whether all its records have only the two delivered headers, and the partitioner's choice of partition."""
         return all(each is None for each in (self.headers, self.own, self.ticks, self.partitions))
 
     def all_headers(self) -> Iterable[Any]:
@@ -124,7 +124,7 @@ class Batch:
             yield [*mine, origin, due, *([(h.TICK, tick)] if tick is not None else [])]
 
     def sent(self, first: int) -> Sent:
-        """Where it goes, its rows being numbered from `first` in the transaction."""
+        """The batch's destination, with its rows numbered from `first` in the transaction."""
         return Sent(first=first, topic=self.topic, ids=self.ids, partitions=self.partitions)
 
     def part(self, start: int, end: int) -> Batch:
@@ -137,7 +137,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Where a batch went: the rows `first` + `ids` of the transaction; `partitions` as in `Batch`."""
+    """The destination of a batch: the rows `first` + `ids` of the transaction; `partitions` as in `Batch`."""
 
     first: int
     topic: str
@@ -145,7 +145,7 @@ class Sent:
     partitions: list[int] | None
 
     def places(self) -> set[tuple[str, int]]:
-        """Topic and partitions, -1 for any that the partitioner chose."""
+        """Topic and partitions; -1 for a choice of the partitioner."""
         return {(self.topic, partition) for partition in self.partitions or (-1,)}
 
 
@@ -156,13 +156,13 @@ class TargetRows:
     topic: str
     ids: Ids
     partitions: npt.NDArray[np.int32] | None = None
-    """Partition of each, -1: the partitioner's choice. None: what the rows say."""
+    """Partition of each row, -1: the partitioner's choice. None: the rows' own partitions."""
     chunk_bytes: int | None = None
     """See `SizeLimits.chunk_bytes`."""
 
 
 class SourceColumns:
-    """What is needed of a store's sources, as columns; made once, since each takes tens of microseconds."""
+    """Facts about a store's sources, as columns; made once, since each takes tens of microseconds."""
 
     def __init__(self, sources: Sources, default_targets: Mapping[str, str | None]) -> None:
         self.sources = sources
@@ -176,7 +176,7 @@ class SourceColumns:
 
 
 class DueRows:
-    """Rows as handed out by the store, with what delivery needs to know of them in vectors of n."""
+    """Rows from the store, with delivery's facts about them in vectors of n."""
 
     def __init__(self, rows: Rows, columns: SourceColumns) -> None:
         payload = rows.payload
@@ -201,34 +201,34 @@ class DueRows:
         return len(self.at)
 
     def redue(self, due_ms: Mapping[int, int]) -> None:
-        """Some rows are due at another time than they say, by row: of ticks that were missed, one stands for all."""
+        """Give rows new due times, by row: one of several missed ticks stands for all."""
         self.due = self.due.copy()
         self.due[list(due_ms)] = list(due_ms.values())
         index = self.payload.schema.get_field_index("due")
         self.payload = self.payload.set_column(index, self.payload.schema.field(index), pa.array(self.due))
 
     def column(self, name: str, ids: Ids | None = None) -> list[Any]:
-        """A payload column, or some rows of it, as Python objects."""
+        """A payload column, or its values for some rows, as Python objects."""
         column = self.payload.column(name)
         return _objects(column if ids is None else column.take(pa.array(ids)))
 
     def places(self, ids: Ids) -> tuple[list[str], list[int]]:
-        """Topics and partitions that the rows came from."""
+        """The rows' own topics and partitions."""
         names = [self.sources.name(source) for source in self.source[ids].tolist()]
         return [topic for topic, _ in names], [partition for _, partition in names]
 
     def decided_ms(self, ids: Ids, now_ms: int) -> Int64s:
-        """From when on an answer of the brokers is good enough for a lasting verdict, by row, int64[m]: when the row
-        was due or written, or a second before it came up, whichever is the latest. So one that was put off for the next
-        answer has it when it comes up, whoever asked. (A clock of the brokers that is ahead asks for no knowledge of
-        the future.)"""
+        """For each row, the time after which an answer of the brokers supports a lasting verdict, int64[m]: its due
+        time, its timestamp, or a second before it came up; the latest counts. So a row that was put off for the next
+        answer has that answer when it comes up, whoever asked. (If the brokers' clock is ahead, the present time is the
+        limit.)"""
         ts = integers(self.payload.column("ts"), 0)[ids]
         latest = np.maximum(np.maximum(self.due[ids], self.at[ids] - IN_DOUBT_MS), ts)
         result: Int64s = np.minimum(latest, now_ms)
         return result
 
     def by_producers_clock(self, ids: Ids) -> Bools:
-        """Which of the rows were rejected for their topic's timestamps, as their copies would be; bool[m]."""
+        """The rows that were rejected for their topic's timestamps, as their copies would be; bool[m]."""
         reason = self.payload.column("reason").take(pa.array(ids))
         mask: Bools = pc.fill_null(pc.equal(reason, RejectReason.CREATE_TIME.value), False).to_numpy(
             zero_copy_only=False
@@ -236,25 +236,25 @@ class DueRows:
         return mask
 
     def claimed_origins(self, ids: Ids) -> Int64s:
-        """The originals that rejects among the rows say that they are copies of, packed."""
+        """The origins that rejects among the rows claim as copies, packed."""
         texts = [(dict(own).get(h.COPY_ORIGIN) or b"").decode("latin-1") for own in self.headers(ids).lists()]
         claims = np.array([re.fullmatch(h.NUMBER_PATTERN, text) is not None for text in texts], np.bool_)
         origin = [min(int(text), OFFSET_MAX) for text, is_claim in zip(texts, claims, strict=True) if is_claim]
         return pack(self.source[ids][claims].astype(np.int64), np.array(origin, np.int64))
 
     def keyless(self) -> Bools:
-        """Which of the rows have no key, bool[n]."""
+        """The rows without a key, bool[n]."""
         mask: Bools = pc.is_null(self.payload.column("key")).to_numpy(zero_copy_only=False)
         return mask
 
     @cached_property
     def sizes(self) -> Int64s:
-        """Size of each delivery, int64[n]: an upper bound, as if it were alone in its batch."""
+        """Size of each delivery, int64[n]: an upper bound, for a batch of that delivery alone."""
         result: Int64s = self._own_bytes + self.columns.name_bytes[self.source] + RECORD_OVERHEAD_BYTES
         return result
 
     def batched_sizes(self, ids: Ids) -> Int64s:
-        """What each delivery adds to a batch, int64[m]: an upper bound, for small records far below `sizes`."""
+        """Growth of a batch by each delivery, int64[m]: an upper bound, for small records far below `sizes`."""
         total = self._own_bytes[ids] + BATCHED_BYTES + self.columns.prefix_bytes[self.source[ids]]
         for name in ("origin", "due"):
             total += integers(pc.binary_length(pc.cast(self.payload.column(name).take(pa.array(ids)), _STRING)), 0)
@@ -262,12 +262,13 @@ class DueRows:
 
     @cached_property
     def _own_bytes(self) -> Int64s:
-        """Of key, value and stored headers, with the headers' framing."""
+        """Bytes of key, value and stored headers, with the headers' framing."""
         total: Int64s = np.zeros(len(self), dtype=np.int64)
         for name in ("key", "value"):
             total += integers(pc.binary_length(self.payload.column(name)), 0)
         if len(self._header_keys):
-            # Exact: a record may have hundreds of thousands, and whoever needs more exactness counts them one by one.
+            # Exact: a record may have hundreds of thousands, and a caller that needs more exactness counts them one by
+            # one.
             lengths = _framed(integers(pc.binary_length(self._header_keys), 0))
             lengths += _framed(integers(pc.binary_length(self._header_values), 0))
             running = np.concatenate((_ZERO, np.cumsum(lengths, dtype=np.int64)))
@@ -276,7 +277,7 @@ class DueRows:
 
     @cached_property
     def named_bytes(self) -> Int64s:
-        """Of target (or its default), id and schedule, which copies have as headers; int64[n]."""
+        """Bytes of target (or its default), id and schedule, which copies have as headers; int64[n]."""
         total: Int64s = self.columns.default_bytes[self.source]
         for name in ("target", "id", "schedule"):
             total += integers(pc.binary_length(self.payload.column(name)), 0)
@@ -284,19 +285,20 @@ class DueRows:
 
     @cached_property
     def recurs(self) -> Bools:
-        """Which rows have a schedule, bool[n]."""
+        """The rows with a schedule, bool[n]."""
         mask: Bools = self.payload.column("schedule").is_valid().to_numpy(zero_copy_only=False)
         return mask
 
     @cached_property
     def partition(self) -> npt.NDArray[np.int32] | None:
-        """The partition that each row names, int32[n], -1: none; None: no row names one."""
+        """Each row's own target partition, int32[n], -1 without one; None if no row has one."""
         column = self.payload.column("target_partition")
         return integers(column, -1) if column.null_count < len(self) else None
 
     @cached_property
     def targets(self) -> tuple[list[str], npt.NDArray[np.int32]]:
-        """Names, and for every row the index of its target in them (-1: none, not even the delay topic's default)."""
+        """Names, and for every row the index of its target in them (-1: no target, and no default of the delay
+        topic)."""
         target = self.payload.column("target")
         if target.null_count:
             target = pc.coalesce(target, self.columns.default_column.take(pa.array(self.source)))
@@ -304,7 +306,7 @@ class DueRows:
         return encoded.dictionary.to_pylist(), integers(encoded.indices, -1)
 
     def batches(self, mine: TargetRows) -> Iterator[Batch]:
-        """These rows as deliveries, bounded in rows and bytes; in chunks of `chunk_bytes`, each is sent alone."""
+        """These rows as deliveries, in batches of limited rows and bytes; batches of `chunk_bytes` are sent alone."""
         everything = len(mine.ids) == len(self)
         columns = self.payload.select(_DELIVERED)
         if mine.chunk_bytes is None:
@@ -344,7 +346,7 @@ class DueRows:
         return OwnHeaders(list(zip(*columns, strict=True)), (starts - low).tolist(), (ends - low).tolist())
 
     def named_headers(self, name: str) -> tuple[Ids, pa.Array] | None:
-        """The rows (rising) that have headers of this name, and the headers' values; None when there are none."""
+        """The rows (ascending) with headers of this name, and the headers' values; None without such rows."""
         found = np.flatnonzero(pc.equal(self._header_keys, name).to_numpy(zero_copy_only=False))
         if not len(found):
             return None
@@ -353,9 +355,8 @@ class DueRows:
 
     @cached_property
     def misnamed(self) -> Bools | None:
-        """Which rows have a header whose name holds NUL; None: no row has. The client would cut the name there, and
-        what is left could be a control header.
-        """
+        """The rows with a header name that holds NUL; None without such rows. The client would cut the name there, and
+        the rest could be a control header."""
         found = pc.match_substring(self._header_keys, "\0")
         if not pc.any(found).as_py():
             return None
@@ -389,7 +390,8 @@ def batches_by_topic(
 
 
 def chunks(sizes: Int64s, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[slice]:
-    """Cut rows of `sizes` int64[m] into slices of at most BATCH_ROWS_MAX rows and `bytes_max` bytes, or of one row."""
+    """Cut rows of `sizes` int64[m] into slices of up to BATCH_ROWS_MAX rows and `bytes_max` bytes, but at least one
+    row."""
     running = np.cumsum(sizes)
     start, before = 0, 0
     while start < len(sizes):
@@ -400,7 +402,7 @@ def chunks(sizes: Int64s, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[slice]:
 
 
 def _framed(lengths: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Lengths, with the zigzag varints that tell them."""
+    """Lengths, including the zigzag varints of these."""
     varints = sum((lengths > limit for limit in VARINT_LIMITS), np.ones(len(lengths), dtype=np.int64))
     result: npt.NDArray[Any] = lengths + varints
     return result
@@ -417,6 +419,6 @@ def integers(column: pa.Array, null: int) -> npt.NDArray[Any]:
 def _objects(column: pa.Array) -> list[Any]:
     """A column as Python objects, null as None."""
     if column.null_count and pa.types.is_integer(column.type):
-        return list(column.to_pylist())  # numpy would make them floats
+        return list(column.to_pylist())  # numpy would convert them to floats
     result: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
     return result

@@ -1,47 +1,47 @@
-"""What becomes of each due row: one fate and one reason, decided before anything is produced. Pure.
+"""Fates: for each due row one fate and one reason, decided before anything is produced. Pure.
 
-Passes decide it, in the order of this table. Each takes the rows that still have the fate `was`, and returns new fates:
-every row has exactly one at any time.
+The passes run in the order of this table. Each takes the rows with the fate `was`, and returns new fates. Every row has
+exactly one fate at any time.
 
     pass           was           row                                                becomes   reason
-    by_kind        -             a record that decoding rejected                    LETTER    its own
-                   -             a cancel                                           NOTHING
-                   -             a timer that is due later than now                 ROLL
-                   -             any other timer                                    DELIVER
-    recurring      DELIVER ROLL  the record of a recurring message                  ADVANCE
-                   DELIVER       a tick that was missed, and is left out            ADVANCE
-                   DELIVER ROLL  no schedule, or none that names a moment           LETTER    bad-schedule, beyond-max
-                   DELIVER ADVANCE  its next tick can be copied nowhere             LETTER    too-large
-    misnamed       (the same)    a header whose name the client would cut           LETTER    bad-header-name
-    written        any           its record is in Kafka already                     NOTHING
-                   any           the same, but the next tick of its schedule is not ADVANCE
-    after_aborts   DELIVER       rejected by its target in an earlier attempt       LETTER    what the brokers said
-                   DELIVER       to be left out, as an earlier attempt showed       RETRY     what the brokers said
-    overdue        DELIVER       waited for longer than the policy allows           LETTER    overdue
-    deferred       DELIVER       waited, and its slot in the catch-up is later      DEFER
-    without_target DELIVER       no target, not even its topic's default            LETTER    no-target
-    forbidden      DELIVER       a held dead letter, for its own dead-letter topic  LETTER    its own
-                   DELIVER       any other for a target that is not allowed         LETTER    forbidden-target
-                   ADVANCE       the record of a recurring message for such a one   LETTER    forbidden-target
-    fitting        DELIVER       a partition that its target does not have          LETTER    partition-out-of-range
-                   DELIVER       larger than its target takes                       LETTER    too-large
-                   DELIVER       no key, and its target is compacted                LETTER    no-key
-                   DELIVER       maybe too large for a target that is wary          RETRY     too-large
-    reachable      DELIVER       its target is missing, denied or unavailable       RETRY     what is known of it
-                   DELIVER       its target is paused                               RETRY     target-paused
-                   DELIVER       the partition that it goes to takes nothing now    RETRY     target-unavailable
+    by_kind        -             a record that decoding rejected                   LETTER    its own
+                   -             a cancel                                          NOTHING
+                   -             a timer that is due later than now                ROLL
+                   -             any other timer                                   DELIVER
+    recurring      DELIVER ROLL  the record of a recurring message                 ADVANCE
+                   DELIVER       a missed tick that the policy leaves out          ADVANCE
+                   DELIVER ROLL  no valid schedule, or no due time from it         LETTER    bad-schedule, beyond-max
+                   DELIVER ADVANCE  a next tick without a possible copy            LETTER    too-large
+    misnamed       (the same)    a header name that the client would cut           LETTER    bad-header-name
+    written        any           its record is already in Kafka                    NOTHING
+                   any           the same, without the next tick of its schedule   ADVANCE
+    after_aborts   DELIVER       rejected by its target in an earlier attempt      LETTER    the brokers' refusal
+                   DELIVER       put off by an earlier attempt                     RETRY     the brokers' refusal
+    overdue        DELIVER       waited longer than the policy allows              LETTER    overdue
+    deferred       DELIVER       waited, and its slot in the catch-up is later     DEFER
+    without_target DELIVER       no target, not even its topic's default           LETTER    no-target
+    forbidden      DELIVER       a held dead letter, for its own dead-letter topic LETTER    its own
+                   DELIVER       any other for a target that is not allowed        LETTER    forbidden-target
+                   ADVANCE       a recurring message's record for such a target    LETTER    forbidden-target
+    fitting        DELIVER       a partition that its target does not have         LETTER    partition-out-of-range
+                   DELIVER       larger than the limit of its target               LETTER    too-large
+                   DELIVER       no key, and its target is compacted               LETTER    no-key
+                   DELIVER       maybe too large for a wary target                 RETRY     too-large
+    reachable      DELIVER       its target is missing, denied or unavailable      RETRY     the target's refusal
+                   DELIVER       its target is paused                              RETRY     target-paused
+                   DELIVER       its partition of the target takes nothing now     RETRY     target-unavailable
     (planner.py)   LETTER RETRY  lasting, and the target was looked up before the
-                                 message was due or written; a copy is possible     RETRY     target-in-doubt
-    forwarded      NOTHING       a cancel without a key, not forwarded yet          FORWARD
-    rolls          ROLL          a copy is not possible                             LETTER    too-large
-    given_up       RETRY         no attempt is left, or a copy is not possible      LETTER    the same
+                                 message was due or written; a copy is possible    RETRY     target-in-doubt
+    forwarded      NOTHING       a cancel without a key, not forwarded yet         FORWARD
+    rolls          ROLL          a copy is not possible                            LETTER    too-large
+    given_up       RETRY         no attempt is left, or a copy is not possible     LETTER    the same
     letters_down   LETTER        its topic fails, or it is too large for it; a copy is possible:
-                                 a timer                                            RETRY     dead-letter-topic
+                                 a timer                                           RETRY     dead-letter-topic
                                  a record that decoding rejected, or would reject
-                                 when its copy is read                              HOLD      dead-letter-topic
+                                 when its copy is read                             HOLD      dead-letter-topic
 
-A copy is possible where the delay topic takes records of its size. What needs a partition that takes nothing now, and
-has no other way, is *unwritable*: its source is held (held_sources.py).
+A copy is possible where the delay topic takes records of its size. A row is *unwritable* where it needs a partition
+that takes nothing now, and has no other way: its source is held (held_sources.py).
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ from timerstore.rows.position import Bools, Int64s
 
 
 class Fate(IntEnum):
-    """What becomes of a due row."""
+    """The decision on a due row."""
 
     NOTHING = 0  # finished without output
     DELIVER = 1
     ROLL = 2  # copied into its own partition: its due time is beyond the roll window
     DEFER = 3  # copied with a slot of its own: the bridge catches up
-    RETRY = 4  # copied with a later time: what it needs fails for now
+    RETRY = 4  # copied with a later time: its target or its topic fails for now
     LETTER = 5  # written to the dead-letter topic
-    HOLD = 6  # copied as the dead letter that it is to become: the dead-letter topic fails for now
+    HOLD = 6  # copied as its future dead letter: the dead-letter topic fails for now
     FORWARD = 7  # written to the other partitions of its topic
     ADVANCE = 8  # delivers nothing; only the next tick of its schedule is written
 
@@ -96,14 +96,15 @@ LETTERS_FAIL: Final = -2
 DEAD_LETTER_TOPIC: Final = "dead-letter-topic"
 """The reason of a retry whose dead letter cannot be written; it never becomes that of a dead letter."""
 _LASTING: Final = frozenset({RejectReason.TARGET_DENIED, RejectReason.UNKNOWN_TARGET})
-"""A delay topic that takes no copies for one of these will not soon: dead letters in place of retries."""
+"""Refusals of a delay topic that do not pass soon: dead letters take the place of retries."""
 _LETTER_BYTES: Final = 4 * DETAIL_CHARS_MAX + 1_000
-"""By how much a dead letter may exceed the copy of its record: the reason in words, and the names of its headers."""
+"""The largest excess of a dead letter over the copy of its record: the reason in words, and the names of its
+headers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwritable:
-    """Why a source cannot go on: in words, and the partitions that it waits for one of (none: the time)."""
+    """Why a source cannot go on: in words, and the partitions of which it needs one (empty: time alone helps)."""
 
     detail: str
     places: Collection[tuple[str, int]] = ()
@@ -120,8 +121,7 @@ class Unplannable(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fates:
     """Fate and reason of n rows: `fate` int8[n]; `reason` int32[n], an index into `refusals`, or OWN or LETTERS_FAIL;
-    `at_ms` int64[n], when the copy of a row comes up that has the fate DEFER, RETRY or HOLD.
-    """
+    `at_ms` int64[n], the effective time of a copy, for the fates DEFER, RETRY and HOLD."""
 
     fate: npt.NDArray[np.int8]
     reason: npt.NDArray[np.int32]
@@ -129,8 +129,8 @@ class Fates:
     refusals: tuple[Refusal, ...] = ()
 
     def are(self, fate: Fate) -> Bools:
-        """Which rows have that fate; bool[n]."""
-        result: Bools = self.fate == fate.value  # numpy takes its time over an enum's member
+        """The rows with that fate; bool[n]."""
+        result: Bools = self.fate == fate.value  # numpy is slow with an enum's member
         return result
 
     def ids(self, *fates: Fate) -> Ids:
@@ -143,11 +143,13 @@ class Fates:
         return bool(self.fate.max(initial=0) <= Fate.DELIVER.value)
 
     def instead(self, rows: Bools, fate: Fate, reason: Refusal | int = OWN, *, was: Fate = Fate.DELIVER) -> Fates:
-        """Those of `rows` bool[n] that had the fate `was` have another; the same object where there are none."""
+        """Give another fate to those of `rows` bool[n] with the fate `was`; without such rows, returns the same
+        object."""
         return self.put(np.flatnonzero(rows & self.are(was)), fate, [reason])
 
     def put(self, ids: Ids, fate: Fate, reasons: Sequence[Refusal | int] | None = None) -> Fates:
-        """The rows `ids` have another fate, for one reason or each for its own (None: that they had); as `instead`."""
+        """Give the rows `ids` another fate, for one reason, for one reason each, or for the present ones (None); as
+        `instead`."""
         if not len(ids):
             return self
         fates, codes = self.fate.copy(), self.reason.copy()
@@ -158,24 +160,24 @@ class Fates:
         return replace(self, fate=fates, reason=codes, refusals=tuple(known))
 
     def refused(self, ids: Ids) -> dict[int, Refusal]:
-        """Why, by row, of those of the rows that have no reason of their own."""
+        """The refusals, by row, of the given rows without a reason of their own."""
         codes = zip(ids.tolist(), self.reason[ids].tolist(), strict=True)
         return {row: self.refusals[code] for row, code in codes if code >= 0}
 
     def count_attempts(self, ids: Ids) -> Int64s:
-        """How many attempts each of these retries adds; int64[m]."""
+        """The number of attempts that each of these retries adds; int64[m]."""
         # The last two stand for LETTERS_FAIL and OWN.
         counts = np.array([*(refusal.counts for refusal in self.refusals), True, True], dtype=np.int64)
         result: Int64s = counts[self.reason[ids]]
         return result
 
     def retried(self) -> Counter[str]:
-        """Rows that are put off, by reason."""
+        """Rows with a retry or a held dead letter, by reason."""
         codes = self.reason[self.ids(Fate.RETRY, Fate.HOLD)].tolist()
         return Counter(DEAD_LETTER_TOPIC if c == LETTERS_FAIL else str(self.refusals[c].reason) for c in codes)
 
     def rejected(self, rows: DueRows) -> Counter[str]:
-        """Dead letters by reason; one that was held is counted when it is held no longer."""
+        """Dead letters by reason. A held one counts at its release."""
         dead = self.ids(Fate.LETTER)
         counts = Counter(str(refusal.reason) for refusal in self.refused(dead).values())
         own = dead[self.reason[dead] == OWN]
@@ -187,7 +189,7 @@ class Fates:
 
 
 class OwnTopics:
-    """What the delay topics of some rows, and their dead-letter topics, take now."""
+    """What delay topics and dead-letter topics accept now, for some rows."""
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class OwnTopics:
         findings: Findings,
         limits: SizeLimits,
     ) -> None:
-        """`known` has both, by name; `letter_topics` is the name of the second by that of the first."""
+        """`known` has both kinds of topics, by name; `letter_topics` maps a delay topic to its dead-letter topic."""
         self._rows = rows
         self._findings = findings
         self._known = known
@@ -223,13 +225,13 @@ class OwnTopics:
             self._copy_bytes_max[source] = 0 if is_lasting else limits.record_bytes(topic)
 
     def of(self, rows: DueRows) -> OwnTopics:
-        """The same of other rows, of the same topics."""
+        """The same for other rows of the same topics."""
         return OwnTopics(rows, self._known, self.letter_topics, self._findings, self._limits)
 
     def copyable(self, ids: Ids) -> Bools:
-        """Which of the rows can be copied into their own partition of the delay topic; bool[m]."""
+        """The rows whose copy their own partition of the delay topic can take; bool[m]."""
         rows, is_timer = self._rows, self._rows.kind[ids] == Kind.TIMER
-        # The copy of what decoding rejects is a whole dead letter.
+        # The copy of a record that decoding rejects is a whole dead letter.
         needed, more = copy_sizes(rows, ids), HEADER_ALLOWANCE_BYTES // 8
         room = self._copy_bytes_max[rows.source[ids]]
         if (needed + more > room).any():
@@ -243,12 +245,12 @@ class OwnTopics:
         return fits & ~_named(rows.keys[ids], self._findings.no_copy)
 
     def takes_letters(self, ids: Ids, refused: Mapping[int, Refusal]) -> Bools:
-        """Which of the rows can become dead letters (`refused`: why, by row); bool[m]."""
+        """The rows that can become dead letters (`refused`: why, by row); bool[m]."""
         taken: Bools = self._takes_letters[self._rows.source[ids]] & self.letters_fit(ids, refused)
         return taken & ~_named(self._rows.keys[ids], self._findings.no_letter)
 
     def letters_fit(self, ids: Ids, refused: Mapping[int, Refusal]) -> Bools:
-        """Which of the rows' dead letters are no larger than their topic takes; bool[m]."""
+        """The rows whose dead letters are within their topic's limit; bool[m]."""
         rows, room = self._rows, self._letter_bytes_max[self._rows.source[ids]]
         fits: Bools = copy_sizes(rows, ids) + _LETTER_BYTES <= room
         if not fits.all():
@@ -258,7 +260,7 @@ class OwnTopics:
         return fits
 
     def small_letter_topics(self, fates: Fates) -> set[str]:
-        """Dead-letter topics that are too small for some of the letters, as far as is known."""
+        """Dead-letter topics that seem too small for some of the letters."""
         ids = fates.ids(Fate.LETTER)
         topics, _ = self._rows.places(ids[~self.letters_fit(ids, fates.refused(ids))])
         return {self.letter_topics[topic] for topic in topics}
@@ -271,9 +273,8 @@ class OwnTopics:
         return Unwritable(detail=f"{name} takes nothing now", places={(name, EVERY)})
 
     def unwritable(self, fates: Fates, forwards: Forwards, next_ids: Ids) -> dict[int, Unwritable]:
-        """Sources of rows that need a partition which takes nothing now, by index, and what they wait for; `next_ids`:
-        rows whose next ticks are written, and commands.
-        """
+        """Sources, by index, with rows that need a partition which takes nothing now, and the partitions that they wait
+        for; `next_ids`: commands, and rows with a next tick."""
         rows = self._rows
         found = {source: Unwritable(detail=text) for source, text in forwards.unknown.items()}
         places = forwards.places()
@@ -281,7 +282,7 @@ class OwnTopics:
         for source in np.unique(rows.source[copied]).tolist():
             places.setdefault(source, set()).add(rows.sources.name(source))
         dead = rows.source[fates.ids(Fate.LETTER)]
-        # Which partition of its topic a letter goes to, the client decides: one that takes nothing may be it.
+        # The client chooses a letter's partition: it may be one that takes nothing.
         for source in np.unique(dead[~self._takes_letters[dead]]).tolist():
             places.setdefault(source, set()).add((self.letter_topics[rows.sources.name(source)[0]], EVERY))
         for source, wanted in places.items():
@@ -298,7 +299,7 @@ class OwnTopics:
 
 
 def by_kind(rows: DueRows, now_ms: int) -> Fates:
-    """What each row is, by itself."""
+    """The fate of each row by its kind and due time alone."""
     timer = np.where(rows.due > now_ms, Fate.ROLL.value, Fate.DELIVER.value)
     other = np.where(rows.kind == Kind.REJECT.value, Fate.LETTER.value, Fate.NOTHING.value)
     fate = np.where(rows.kind == Kind.TIMER.value, timer, other).astype(np.int8)
@@ -306,7 +307,8 @@ def by_kind(rows: DueRows, now_ms: int) -> Fates:
 
 
 def recurring(rows: DueRows, fates: Fates, ticks: Ticks, own: OwnTopics) -> Fates:
-    """What becomes of rows with a schedule. One whose next tick cannot be written ends, and its letter says so."""
+    """The fates of rows with a schedule. A schedule ends without a possible copy for its next tick, and the letter says
+    so."""
     silent = np.flatnonzero(ticks.is_silent)
     goes_on = ticks.has_next[silent]
     fates = fates.put(silent[goes_on], Fate.ADVANCE).put(silent[~goes_on], Fate.NOTHING)
@@ -321,7 +323,7 @@ def recurring(rows: DueRows, fates: Fates, ticks: Ticks, own: OwnTopics) -> Fate
 
 
 def misnamed(rows: DueRows, fates: Fates) -> Fates:
-    """Nothing is written whose header names the client would cut."""
+    """Turn rows into dead letters where the client would cut a header's name."""
     if (hit := rows.misnamed) is None:
         return fates
     refusal = _plain(RejectReason.BAD_HEADER_NAME)
@@ -331,7 +333,7 @@ def misnamed(rows: DueRows, fates: Fates) -> Fates:
 
 
 def written(rows: DueRows, fates: Fates, findings: Findings, ticks: Ticks | None) -> Fates:
-    """What is in Kafka already is not written again; what is missing of a schedule is."""
+    """Do not write records that are already in Kafka; write only the missing next ticks."""
     if not findings.written:
         return fates
     parts = np.array([findings.written.get(key, Part.NONE) for key in rows.keys.tolist()], dtype=np.int8)
@@ -344,7 +346,7 @@ def written(rows: DueRows, fates: Fates, findings: Findings, ticks: Ticks | None
 
 
 def unreadable_copies(rows: DueRows) -> dict[int, Refusal]:
-    """Timers, by index, whose copies would be rejected when they are read: nothing else is known of these then."""
+    """Timers, by index, whose copies decoding would reject; a copy's reader has no other information about them."""
     names, is_timer = rows.misnamed, rows.kind == Kind.TIMER
     found = dict.fromkeys(np.flatnonzero(is_timer & (rows.targets[1] < 0)).tolist(), _plain(RejectReason.NO_TARGET))
     wrong = () if names is None else np.flatnonzero(is_timer & names).tolist()
@@ -352,7 +354,7 @@ def unreadable_copies(rows: DueRows) -> dict[int, Refusal]:
 
 
 def after_aborts(rows: DueRows, fates: Fates, findings: Findings) -> Fates:
-    """Records that earlier attempts have shown to fail."""
+    """Records that failed in earlier attempts."""
     for found, fate in ((findings.rejected, Fate.LETTER), (findings.put_off, Fate.RETRY)):
         if found:
             ids = np.flatnonzero(_named(rows.keys, found) & fates.are(Fate.DELIVER))
@@ -361,12 +363,13 @@ def after_aborts(rows: DueRows, fates: Fates, findings: Findings) -> Fates:
 
 
 def overdue(fates: Fates, rows: Bools) -> Fates:
-    """`rows` bool[n] have waited for longer than the policy allows."""
+    """`rows` bool[n] have waited longer than the policy allows."""
     return fates.instead(rows, Fate.LETTER, _plain(RejectReason.OVERDUE))
 
 
 def deferred(fates: Fates, ids: Ids, slots_ms: Int64s, now_ms: int) -> Fates:
-    """The rows `ids` have slots in the catch-up, int64[m]: those of the next second are delivered at once."""
+    """Defer the rows `ids` to their slots in the catch-up, int64[m]; those with a slot within BURST_MS are delivered at
+    once."""
     later = slots_ms > now_ms + BURST_MS
     at_ms = fates.at_ms.copy()
     at_ms[ids[later]] = slots_ms[later]
@@ -381,9 +384,8 @@ def without_target(fates: Fates, rows: Bools) -> Fates:
 
 
 def forbidden(rows: DueRows, fates: Fates, mine: Bools, name: str, letter_topics: Mapping[str, str]) -> Fates:
-    """`mine` bool[n] are for the target `name`, which is not allowed; only a dead letter that was held may go to its
-    dead-letter topic (`letter_topics`: by delay topic).
-    """
+    """`mine` bool[n] are for the target `name`, which is not allowed. Only a held dead letter may go to its own
+    dead-letter topic (`letter_topics`: by delay topic)."""
     if name in letter_topics.values():
         ids = np.flatnonzero(mine & fates.are(Fate.DELIVER))
         if len(ids):
@@ -396,9 +398,9 @@ def forbidden(rows: DueRows, fates: Fates, mine: Bools, name: str, letter_topics
 
 
 def fitting(rows: DueRows, fates: Fates, mine: Bools, name: str, target: Target, limits: SizeLimits) -> Fates:
-    """What of `mine` bool[n] the target `name` cannot take for its partition, its size, or its missing key; the same
-    object where all of it fits. It is not retried: most likely the message is wrong, and its sender should know now.
-    """
+    """Refuse those of `mine` bool[n] whose partition, size or missing key the target `name` cannot take; without such
+    rows, returns the same object. They are not retried: most likely the message is wrong, and its sender should know
+    now."""
     if target.refusal is not None and not target.partitions:
         return fates
     mine = mine & fates.are(Fate.DELIVER)
@@ -420,7 +422,7 @@ def fitting(rows: DueRows, fates: Fates, mine: Bools, name: str, target: Target,
 def reachable(
     rows: DueRows, fates: Fates, mine: Bools, name: str, target: Target, partitioner: str
 ) -> tuple[Fates, TargetRows]:
-    """What of `mine` bool[n] goes to the target `name` now, of which all or some partitions may take nothing."""
+    """Those of `mine` bool[n] that can go to the target `name` now: all or some of its partitions may take nothing."""
     if target.refusal is not None:
         fates = fates.instead(mine, Fate.RETRY, target.refusal)
     ids = np.flatnonzero(mine & fates.are(Fate.DELIVER))
@@ -441,21 +443,21 @@ def reachable(
 
 
 def rolls(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
-    """Rolls whose copies are not possible become dead letters; those whose partition takes nothing now wait for it."""
+    """Turn rolls without a possible copy into dead letters. Those whose partition takes nothing now wait for it."""
     ids = fates.ids(Fate.ROLL)
     ids = ids[~own.copyable(ids) & ~own.is_down[rows.source[ids]]]
     return fates.put(ids, Fate.LETTER, [COPY_TOO_LARGE])
 
 
 def given_up(rows: DueRows, fates: Fates, own: OwnTopics, policy: RetryPolicy) -> Fates:
-    """Retries that are not possible, or were the last, become dead letters for the same reason."""
+    """Turn retries without a possible copy or another attempt into dead letters, for the same reason."""
     ids = fates.ids(Fate.RETRY)
     is_over = (fates.count_attempts(ids) > 0) & policy.is_over(rows.attempt[ids].astype(np.int64) + 1)
     return fates.put(ids[is_over | ~own.copyable(ids)], Fate.LETTER)
 
 
 def letters_down(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
-    """Dead letters whose topic fails are tried again later, where that is possible."""
+    """Put off dead letters whose topic fails, where a copy is possible."""
     ids = fates.ids(Fate.LETTER)
     ids = ids[~own.takes_letters(ids, fates.refused(ids))]
     ids = ids[own.copyable(ids) & ~rows.by_producers_clock(ids)]
@@ -466,7 +468,8 @@ def letters_down(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
 def timed(
     rows: DueRows, fates: Fates, policy: RetryPolicy, now_ms: int, windows_ms: Mapping[str, int] = MappingProxyType({})
 ) -> Fates:
-    """When what is tried again comes up. `windows_ms`: by delay topic, how long a record waits at most."""
+    """Set the effective times of retries and held dead letters. `windows_ms`: the longest wait of a record, by delay
+    topic."""
     ids = fates.ids(Fate.RETRY, Fate.HOLD)
     failures = np.maximum(1, rows.attempt[ids] + fates.count_attempts(ids))
     failures[fates.fate[ids] == Fate.HOLD] = 1
@@ -484,7 +487,7 @@ def timed(
 
 
 def cut(rows: DueRows, fates: Fates, own: OwnTopics | None, findings: Findings) -> frozenset[int]:
-    """Rows whose dead letters fit nowhere whole (`own` None: as far as an abort has shown)."""
+    """Rows whose whole dead letters fit nowhere (`own` None: those that an abort has shown)."""
     dead = fates.ids(Fate.LETTER)
     is_cut = _named(rows.keys[dead], findings.cut)
     if own is not None:

@@ -1,22 +1,22 @@
-"""Commands whose messages are elsewhere, and are forwarded there: cancels, and moves.
+"""Forwarded commands: cancels and moves whose messages are in other partitions.
 
-Without a key, the messages that an id names may be in any partition: such a cancel is forwarded to all the others. A
-cancel by origin names the partition: it is forwarded to that one, if the bridge reads it, and else does nothing.
+Without a key, the messages of an id may be in any partition: a cancel by id is forwarded to all other partitions. A
+cancel by origin names its partition: it is forwarded to that one, if the bridge reads it, and does nothing otherwise.
 
 With the key of its target, a cancel reaches the same partition. Without a key it need not: the store applies it in its
 own partition, and the transaction that finishes it writes it to every other partition of the delay topic, with a header
 that ends the forwarding.
 
-A timer without a key that replaces another is two entries from the beginning: itself, due when it is due, and a cancel
-at the same offset, which is due at once. So what it replaces in other partitions is cancelled before it is due.
+A timer without a key that replaces another is two entries from the beginning: the timer with its due time, and a cancel
+at the same offset, which is due at once. So the replaced timers in other partitions are cancelled before it is due.
 
 The number of partitions is looked up when a cancel is forwarded: producers may know of a new partition earlier than the
-bridge's group does. What a cancel covers was written before it, hence to a partition that existed when it was read, and
-is in the answer; in a partition added after the answer, everything is later than the cancel. (A broker may itself lag
-behind the controller, by milliseconds.)
+bridge's group does. Messages that a cancel covers were written before it, hence to a partition that existed when it was
+read, and is in the answer. In a partition added after the answer, all messages are later than the cancel. (A broker may
+itself lag behind the controller, by milliseconds.)
 
-Kafka promises no order across partitions: a record without a key and with the same id that is sent *while* a cancel is
-being forwarded (some tenths of a second) may be cancelled by it.
+Kafka promises no order across partitions: a record without a key and with the same id that is sent *during* the
+forwarding of a cancel (some tenths of a second) may be cancelled by it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.sources import SourceName
 
 FORWARDED_BYTES: Final = 400
-"""Size of a forwarded cancel, beside the id."""
+"""Size of a forwarded cancel without the id."""
 
 
 class Forwards:
-    """The cancels `ids` among rows that are forwarded: those without a key, and those by an origin elsewhere, not
-    forwarded already. `records` is how many records that makes, `bytes` about how large they are; `unknown`, by source,
-    why the partitions are not known.
-    """
+    """The cancels `ids` among rows that are forwarded: those without a key, and those by an origin elsewhere, unless
+    already forwarded. `records`: the number of forwarded records; `bytes`: their estimated size; `unknown`: by source,
+    the reason why the partitions are unknown."""
 
     def __init__(self, rows: DueRows, count: Callable[[str], int]) -> None:
-        """`count` asks how many partitions a topic has now, or raises EnvironmentFailure."""
+        """`count` returns the present number of a topic's partitions, or raises EnvironmentFailure."""
         cancels, origins, self._said = _commands_elsewhere(rows)
         self._keyless = cancels[[origin is None for origin in origins]]
         self.records = self.bytes = 0
@@ -76,11 +75,11 @@ class Forwards:
 
     @property
     def topics(self) -> set[str]:
-        """The topics that they go to."""
+        """The destination topics."""
         return set(self._partitions)
 
     def places(self) -> dict[int, set[SourceName]]:
-        """Where the cancels of each source (by index) go to."""
+        """The destinations of each source's cancels, by the source's index."""
         found = {
             source: {(topic, partition) for partition in range(self._partitions.get(topic, 0))} - {(topic, own)}
             for source in np.unique(self._rows.source[self._keyless]).tolist()
@@ -91,7 +90,7 @@ class Forwards:
         return found
 
     def batches(self) -> Iterator[Batch]:
-        """The cancels for every partition but their own, or for the one that they name."""
+        """The cancels for every partition but their own, or for the partition of their origin."""
         rows = self._rows
         for chunk in chunks(rows.sizes[self._keyless]):
             chosen = self._keyless[chunk]
@@ -119,11 +118,11 @@ class Forwards:
             )
 
     def _headers(self, row: int, id: str | None, place: str) -> h.Headers:
-        """Of a command to be forwarded; the cancel of a replace (`id`) has none of its own."""
+        """The headers of a forwarded command; the cancel of a replace (`id`) has no own headers."""
         said = self._said.get(row, {})
         if not said.keys() & set(h.COMMANDS):
             return list(cancel_headers(id or "", forwarded=place))
-        if row in self._named:  # in its usual form: it is compared as text where it arrives
+        if row in self._named:  # in the canonical form: the receiver compares text
             name = h.CANCEL_ORIGIN if h.CANCEL_ORIGIN in said else h.MOVE_ORIGIN
             said = {**said, name: h.origins_text(*self._named[row]).encode()}
         is_move = self._rows.kind[row] == Kind.MOVE.value
@@ -136,8 +135,7 @@ class Forwards:
 
 
 def _commands_elsewhere(rows: DueRows) -> tuple[Ids, list[h.Origins | None], dict[int, Mapping[str, bytes | None]]]:
-    """Commands without a key, and by origins of other partitions, that were not forwarded already; those origins, and
-    the headers by row."""
+    """Commands to forward, without a key or by origins of other partitions; those origins; and the headers by row."""
     cancels = np.isin(rows.kind, (Kind.CANCEL, *DECIDED))
     if not cancels.any():
         return np.empty(0, np.intp), [], {}
@@ -156,5 +154,5 @@ def _commands_elsewhere(rows: DueRows) -> tuple[Ids, list[h.Origins | None], dic
 
 
 def _origins_of(said: Mapping[str, bytes | None]) -> h.Origins:
-    """What a command by origin names; decoding has read it before."""
+    """The origins of a command by origin, in headers that decoding has already accepted."""
     return h.parse_origins(h.text_of(said[h.CANCEL_ORIGIN if h.CANCEL_ORIGIN in said else h.MOVE_ORIGIN]))

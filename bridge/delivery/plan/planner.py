@@ -1,10 +1,9 @@
-"""Plans what becomes of the rows that are due: asks what they need, and has the passes of `fates` decide.
+"""Plans the fates of due rows: gathers facts about topics, and applies the passes of `fates`.
 
-A topic for which some rows seem wrong for good (a partition number or a record that is too large, the last attempt) is
-looked up again before that is believed, unless it was since the message was due and written: it may have changed. A
-topic is looked up for that once a second at most: other messages are put off for as long, by a copy, and no attempt is
-counted. (Where no copy is possible, an answer of the last second is good enough.) A dead-letter topic is looked up each
-time: what is cut is not made whole again.
+A topic may have changed. So a lasting verdict on a row (a partition number or a record that is too large, the last
+attempt) needs a look-up after the message was due and written. Such a look-up of a topic happens at most once a second:
+until then a copy puts other messages off, without counting an attempt. (Where no copy is possible, an answer of the
+last second is good enough.) A dead-letter topic is looked up each time: a cut letter cannot be made whole again.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ ANY_SIZE: Final = SizeLimits()
 ANY_SCHEDULE: Final = ScheduleLimits()
 _NO_ROWS: Final = np.empty(0, dtype=np.intp)
 PERMITTED_MAX: Final = 10_000
-"""Answers of the allow-list that are kept; names come from headers."""
+"""Limit of cached answers of the allow-list; names come from headers."""
 WAITS_MS: Final = BURST_MS + 500
-"""How long a tick is put off for a command that is on its way."""
+"""The wait of a tick for a command that is in transit."""
 SCHEDULE_BYTES: Final = 32 << 10
-"""So many are copied in the time in which a schedule is asked for its next tick."""
+"""The cost of asking a schedule for its next tick, in bytes copied meanwhile."""
 
 log = structlog.get_logger("bridge.delivery.plan.planner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """The rows of one `take`, and what becomes of them."""
+    """The rows of one `take`, and their fates."""
 
     rows: DueRows
     fates: Fates
@@ -72,19 +71,19 @@ class Plan:
     next_ids: Ids
     """The rows for which a next tick is written."""
     commands: CommandOutput | None
-    """What commands among the rows write."""
+    """The output of commands among the rows."""
     ticks: Ticks | None
     """The schedules among the rows."""
     own: OwnTopics | None
-    """What the bridge's own topics take; None: they get nothing."""
+    """The bridge's own topics; None: they get nothing."""
     cut: frozenset[int]
-    """Rows whose dead letters are cut, since they fit nowhere whole."""
+    """Rows whose dead letters are cut, since whole letters fit nowhere."""
     records: int
-    """How many `batches` holds."""
+    """The number of records in `batches`."""
     bytes: int
     counts: Counts
     targets: Mapping[str, Target]
-    """What is known of the topics that get any of it."""
+    """The topics of the output."""
     traced: Sequence[Delivery]
     """The messages that get a span."""
 
@@ -95,21 +94,21 @@ class Plan:
 
     @property
     def released(self) -> Sequence[Rows]:
-        """Rows that commands among these have made due now: they are to be planned next."""
+        """Rows that commands among these have made due now: they are planned next."""
         return () if self.commands is None else self.commands.released
 
     @property
     def weight(self) -> int:
-        """What it takes, as bytes: the processor's time for schedules included."""
+        """The cost in bytes, including the processor's time for schedules."""
         return self.bytes + (0 if self.ticks is None else self.ticks.asked * SCHEDULE_BYTES)
 
     @property
     def answers(self) -> Sequence[Answer]:
-        """What came of commands."""
+        """The answers to commands."""
         return () if self.commands is None else self.commands.answers
 
     def batches(self) -> Iterator[Batch]:
-        """All that is written, some megabytes at a time."""
+        """All output, some megabytes at a time."""
         for mine in self.deliveries:
             yield from self.rows.batches(mine)
         if self.own is not None:
@@ -138,12 +137,12 @@ class Plan:
             ids = self.next_ids
             is_counted = self.ticks.is_tick[ids] & ~self.ticks.is_silent[ids]
             yield from next_ticks(rows, ids, self.ticks.next_ms[ids], is_counted)
-        if self.commands is not None:  # those that are written once more follow the copies that they are about
+        if self.commands is not None:  # a repeated command follows the copies of its messages
             yield from self.commands.to_delay_topics
 
 
 class _Cached(Protocol):
-    """What the bridge's own topics take, looked up once a plan or once more."""
+    """The bridge's own topics, looked up once for each plan, and again after `cache_clear`."""
 
     def __call__(self) -> OwnTopics: ...
 
@@ -167,9 +166,8 @@ class Planner:
         partitioner: str = PARTITIONER,
         tracer: OpenTelemetry | None = None,
     ) -> None:
-        """`permitted` is the allow-list; the bridge's own topics are refused here, whatever it says. By delay topic:
-        `default_targets`, `dead_letter_topics`. `partitioner` names the producer's.
-        """
+        """`permitted` is the allow-list; the bridge's own topics are refused in any case. By delay topic:
+        `default_targets`, `dead_letter_topics`. `partitioner` names the producer's."""
         self.delay_topics = frozenset(default_targets)
         self.dead_letter_topics = frozenset(dead_letter_topics.values())
         self._targets = targets
@@ -190,11 +188,11 @@ class Planner:
         """The roll windows of the delay topics (ms)."""
 
     def begin(self) -> None:
-        """A transaction begins: the plans that follow are its own."""
+        """Begin a transaction; it owns the plans that follow."""
         self._catch_up.begin()
 
     def committed(self, traced: Sequence[tuple[int, Sequence[Delivery]]], now_ms: int) -> None:
-        """It was committed; `traced`: when some messages were produced (ms), and those of them that get a span."""
+        """The transaction was committed. `traced`: messages with a span, and the time of their production (ms)."""
         self._catch_up.commit()
         if self._tracer is not None:
             for produced_ms, deliveries in traced:
@@ -208,10 +206,9 @@ class Planner:
         findings: Findings = NOTHING,
         loan: Transaction | None = None,
     ) -> Plan:
-        """What becomes of the rows taken at `now_ms`, after what aborts have taught (`findings`). `loan` decides the
-        commands among them, and is told what leaves as a copy. Raises Unplannable with the sources that must be held,
-        since nothing takes what must be written for them.
-        """
+        """Plan the rows taken at `now_ms`, with the `findings` of earlier aborts. `loan` decides the commands among the
+        rows, and learns of the copies. Raises Unplannable with the sources that must be held, since a partition that
+        they need takes nothing now."""
         if self._columns is None or self._columns.sources is not sources:
             self._columns = SourceColumns(sources, self._default_targets)
         rows = DueRows(taken, self._columns)
@@ -294,7 +291,7 @@ class Planner:
         now_ms: int,
         loan: Transaction,
     ) -> CommandOutput:
-        """What the commands among the rows come to."""
+        """The output of the commands among the rows."""
         topics = {topic for topic, _ in rows.sources}
         elsewhere = {
             row: Outcome.NOT_PENDING if topic in topics else Outcome.FORBIDDEN
@@ -322,13 +319,13 @@ class Planner:
         )
 
     def _catching_up(self, rows: DueRows, fates: Fates, own: Callable[[], OwnTopics], now_ms: int) -> Fates:
-        """Apply the overdue policy, but not to dead letters that were held."""
+        """Apply the overdue policy to all rows but held dead letters."""
         catch_up = self._catch_up
         if not catch_up.policy.is_any:
             return fates
         names, codes = rows.targets
         others = ~np.isin(codes, [code for code, name in enumerate(names) if name in self.dead_letter_topics])
-        # The copy for a tick that is due already was written only now, but the tick has waited.
+        # The copy for a tick that is already due was written only now, but the tick has waited.
         ts = np.where(rows.recurs, rows.at, integers(rows.payload.column("ts"), 0))
         waited_ms = catch_up.waited_ms(now_ms, rows.at, ts)
         fates = passes.overdue(fates, others & catch_up.given_up(waited_ms))
@@ -341,7 +338,7 @@ class Planner:
     def _by_target(
         self, rows: DueRows, fates: Fates, known: dict[str, Target], own: Callable[[], OwnTopics], now_ms: int
     ) -> tuple[Fates, list[TargetRows]]:
-        """What goes where; what is known of the targets that get anything is added to `known`."""
+        """Rows by target. Adds the targets with deliveries to `known`."""
         names, codes = rows.targets
         fates = passes.without_target(fates, codes < 0)
         coded = np.unique(codes[fates.ids(Fate.DELIVER, Fate.ADVANCE)])
@@ -370,7 +367,7 @@ class Planner:
     def _placed(
         self, rows: DueRows, fates: Fates, used: Sequence[tuple[str, Bools]], found: Mapping[str, Target]
     ) -> tuple[Fates, list[TargetRows]]:
-        """What goes where, as far as the targets are known; those that are not in `found` are not allowed."""
+        """Rows by target, from the known facts; targets that are missing in `found` are not allowed."""
         deliveries = []
         for name, mine in used:
             target = found.get(name)
@@ -392,7 +389,7 @@ class Planner:
         found: Mapping[str, Target],
         now_ms: int,
     ) -> dict[str, int]:
-        """The targets of which some rows seem wrong for good, and from when on they must be known for that (ms)."""
+        """Targets on which some rows have a lasting verdict, and the time after which their look-up must be (ms)."""
         needed: dict[str, int] = {}
         for name, mine in used if after is not before else ():
             ids = self._lasting(rows, before, after, mine) if name in found else _NO_ROWS
@@ -401,15 +398,15 @@ class Planner:
         return needed
 
     def _lasting(self, rows: DueRows, before: Fates, after: Fates, mine: Bools) -> Ids:
-        """Those of `mine` that were to be delivered `before`, and `after` a look at their target are dead letters, or
-        will be since no attempt is left."""
+        """Those of `mine` with the fate DELIVER `before` that, `after` a look at their target, are dead letters, or
+        become such for lack of attempts."""
         ids = np.flatnonzero(mine & before.are(Fate.DELIVER) & (after.are(Fate.LETTER) | after.are(Fate.RETRY)))
         is_last = (after.count_attempts(ids) > 0) & self._retry.is_over(rows.attempt[ids].astype(np.int64) + 1)
         result: Ids = ids[(after.fate[ids] == Fate.LETTER.value) | is_last]
         return result
 
     def _assure(self, rows: DueRows, own: _Cached, ids: Ids, now_ms: int) -> None:
-        """Have the delay topics looked up again of which some of these rows seem not to be copyable."""
+        """Have delay topics looked up again that seem to refuse copies of some of these rows."""
         if not len(ids) or not len(ids := ids[~own().copyable(ids)]):
             return
         needed: dict[str, int] = {}
@@ -419,7 +416,7 @@ class Planner:
         own.cache_clear()
 
     def _sure(self, names: Collection[str], now_ms: int) -> Mapping[str, Target]:
-        """Topics of answers: one that seems to refuse some is looked up again, as an answer is dropped for good."""
+        """Topics of answers. One with a seeming refusal is looked up again: a dropped answer is lost for good."""
         found = self._targets.resolve(names)
         doubtful = [name for name, target in found.items() if not target.is_well or target.needs_key]
         if not doubtful:
@@ -428,7 +425,7 @@ class Planner:
         return self._targets.resolve(names)
 
     def _own_topics(self, rows: DueRows, forwards: Forwards, findings: Findings, known: dict[str, Target]) -> OwnTopics:
-        """What the bridge's own topics take of these rows; added to `known`."""
+        """The bridge's own topics for these rows; adds them to `known`."""
         used = {rows.sources.name(source)[0] for source in np.unique(rows.source).tolist()}
         letters = {self._letter_topics[name] for name in used}
         known.update(self._targets.resolve([*(used | forwards.topics), *letters]))
@@ -436,7 +433,7 @@ class Planner:
 
 
 def _next_ids(rows: DueRows, fates: Fates, found: Ticks | None) -> Ids:
-    """The rows for which a next tick is written: whatever becomes of their own, if that is decided."""
+    """The rows with a next tick to write: any decided fate of the tick itself counts."""
     if found is None:
         return _NO_ROWS
     is_over = np.isin(fates.fate, (Fate.DELIVER.value, Fate.RETRY.value, Fate.LETTER.value)) & (rows.tick > 0)
@@ -446,8 +443,8 @@ def _next_ids(rows: DueRows, fates: Fates, found: Ticks | None) -> Ids:
 def _waiting(
     rows: DueRows, fates: Fates, found: Ticks, own: Callable[[], OwnTopics], now_ms: int, loan: Transaction
 ) -> Fates:
-    """Ticks about whose schedules commands are on their way are put off while missed ones follow: else each would be
-    handed out before the command is read, and the next one be written behind that."""
+    """Put off ticks with missed ones behind them while commands for their schedules are in transit. Otherwise each tick
+    would leave before the command is read, and the next one would be written behind that."""
     ids = np.flatnonzero(found.is_tick & found.has_next & (found.next_ms <= now_ms) & fates.are(Fate.DELIVER))
     if not len(ids):
         return fates
@@ -458,7 +455,7 @@ def _waiting(
 
 
 def _tell_copied(loan: Transaction, rows: DueRows, ids: Ids) -> None:
-    """What leaves as a copy, or has a next tick that is one; and which copies have come back as rejects."""
+    """Tell the loan of rows that leave as a copy or have a next tick, and of copies that came back as rejects."""
     refused = np.flatnonzero(rows.kind == Kind.REJECT)
     if len(refused) and len(refused := refused[rows.by_producers_clock(refused)]):
         loan.refused(rows.claimed_origins(refused))

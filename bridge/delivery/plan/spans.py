@@ -1,10 +1,10 @@
-"""Delivery spans: where a message carries a `traceparent`, its trace goes on with a span that links to its producer's.
+"""Delivery spans: a message with a `traceparent` continues its trace with a span that links to its producer's.
 
 OpenTelemetry is an extra (`pip install delay-bridge[bridge,otel]`) and off unless `tracing.endpoint` is set. Its cost
-is bounded: a take without the header costs one comparison of a column, and only the messages that are chosen, at most
-`tracing.rate` a second, cost Python. A span exists once its transaction is committed, so an abort leaves none.
+is bounded: a take without the header costs one comparison of a column, and only chosen messages, up to `tracing.rate` a
+second, cost Python. A span exists once its transaction is committed, so an abort leaves none.
 
-Names follow OpenTelemetry's semantic conventions for messaging; what they do not name begins with `delay_bridge.`.
+Names follow OpenTelemetry's semantic conventions for messaging; other names begin with `delay_bridge.`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TRACEPARENT: Final = "traceparent"
 _SAMPLED: Final = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
-"""W3C Trace Context, version 00, of a trace that its producer records."""
+"""W3C Trace Context, version 00, with the producer's flag for a recorded trace."""
 _NO_ID: Final = "^00-(?:0{32}|[0-9a-f]{32}-0{16})-"
 _RANDOM: Final = (19, 35)
 """The lower 64 bits of the trace id, by which OpenTelemetry's samplers choose."""
@@ -40,7 +40,7 @@ log = structlog.get_logger("bridge.delivery.plan.spans")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One message that was chosen: the context it carries, its target, its origin, and its due time (ms)."""
+    """A chosen message: its trace context, target, origin, and due time (ms)."""
 
     traceparent: str
     target: str
@@ -52,14 +52,15 @@ class Sampler:
     """Chooses the messages that get a span. One thread."""
 
     def __init__(self, *, ratio: float, rate: int) -> None:
-        """`ratio` 0 to 1 of the traces, as OpenTelemetry's samplers choose them; `rate`: messages a second, at most."""
+        """`ratio`: the share (0 to 1) of traces, as OpenTelemetry's samplers choose them; `rate`: the limit of messages
+        a second."""
         self._below = f"{int(ratio * 2**64):016x}" if ratio < 1 else None
         self._rate = rate
         self._second = 0
         self._left = rate
 
     def chosen(self, rows: DueRows, deliver: Bools, now_ms: int) -> list[Delivery]:
-        """Of the rows in `deliver` (bool[n]), taken at `now_ms`."""
+        """The choice among the rows in `deliver` (bool[n]), taken at `now_ms`."""
         found = rows.named_headers(TRACEPARENT)
         if found is None:
             return []
@@ -74,7 +75,7 @@ class Sampler:
         if self._below is not None and len(ids):
             kept = pc.less(pc.utf8_slice_codeunits(texts, *_RANDOM), self._below).to_numpy(zero_copy_only=False)
             ids, texts = ids[kept], texts.filter(pa.array(kept))
-        ids, first = np.unique(ids, return_index=True)  # a header may be there twice
+        ids, first = np.unique(ids, return_index=True)  # a record may have the header twice
         ids, first = ids[: self._left], first[: self._left]
         self._left -= len(ids)
         names, codes = rows.targets
@@ -87,10 +88,10 @@ class Sampler:
 
 
 class OpenTelemetry:
-    """Makes the spans, and puts them into a queue that a thread of the SDK exports; what does not fit is dropped."""
+    """Makes the spans, and puts them into a queue that a thread of the SDK exports; a full queue drops spans."""
 
     def __init__(self, settings: Settings, exporter: SpanExporter | None = None) -> None:
-        """`exporter` takes the place of OTLP over HTTP. Raises ConfigurationError where the extra is missing."""
+        """`exporter` replaces OTLP over HTTP. Raises ConfigurationError without the extra."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -112,11 +113,11 @@ class OpenTelemetry:
         self._sampler = Sampler(ratio=settings.tracing.ratio, rate=settings.tracing.rate)
 
     def chosen(self, rows: DueRows, deliver: Bools, now_ms: int) -> list[Delivery]:
-        """The messages that get a span (`Sampler`)."""
+        """The messages with a span (`Sampler`)."""
         return self._sampler.chosen(rows, deliver, now_ms)
 
     def delivered(self, deliveries: Sequence[Delivery], produced_ms: int, committed_ms: int) -> None:
-        """A root span for each, from when it was produced to the commit."""
+        """A root span for each message, from its production to the commit."""
         from opentelemetry.context import Context
         from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
@@ -144,6 +145,6 @@ class OpenTelemetry:
             span.end(end_time=max(produced_ms, committed_ms) * 1_000_000)
 
     def stop(self) -> None:
-        """Export what is left, for a second at most."""
+        """Export the remaining spans, for up to a second."""
         if not self._provider.force_flush(SHUTDOWN_MS_MAX):
             log.warning("spans-not-exported")

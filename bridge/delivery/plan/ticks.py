@@ -1,23 +1,23 @@
-"""Ticks: what becomes of the schedules of recurring messages that come up. Pure.
+"""Ticks: the next steps of recurring messages that come up. Pure.
 
 The record of a recurring message comes up at once, and delivers nothing: its transaction writes the copy for the first
-tick. The transaction that finishes a tick, whatever becomes of it, writes the copy for the next one into the same
-partition. So a tick and the next one are one atomic fact: a crash leaves both or none, and an abort neither.
+tick. The transaction that finishes a tick, with any fate, writes the copy for the next one into the same partition. So
+a tick and the next one are one atomic fact: a crash leaves both or none, and an abort neither.
 
-    row                       delivered    written for the schedule         the tick itself, if its target fails
-    its record                nothing      tick 1                           -
-    the same, paused          nothing      itself: it rolls                 -
-    tick n                    tick n       tick n + 1, due when it is due   a retry copy without the schedule
-    tick n, missed            by policy    the tick after those missed      the same
-    the last tick             tick n       nothing                          the same
-    no schedule, or no time   dead letter  nothing                          -
-    of a shorter interval     dead letter  nothing: `every_min_ms` holds for schedules that have begun, too
+    row                       delivered    written for the schedule           the tick itself, if its target fails
+    the record                nothing      tick 1                             -
+    the same, paused          nothing      a roll of the record               -
+    tick n                    tick n       tick n + 1, with its own due time  a retry copy without the schedule
+    tick n, missed            by policy    the tick after those missed        the same
+    the last tick             tick n       nothing                            the same
+    no schedule or due time   dead letter  nothing                            -
+    too short an interval     dead letter  nothing: `every_min_ms` also binds schedules that have begun
 
-A move moves the next tick and leaves the rhythm alone: what follows a moved tick is the first regular time after it. A
-pause is a move to the end of time, which keeps rolling. A tick that is retried has left its schedule: a target that
-fails holds that up no longer than a transaction. All copies have the origin of the record, so that a cancel covers
-whatever there is of it. A tick that is rolled or deferred keeps its schedule, since it is not delivered yet. Sizes do
-not grow from tick to tick, but for the digits of the number.
+A move moves the next tick and keeps the rhythm: a moved tick is followed by the first regular time after it. A pause is
+a move to the end of time, which keeps rolling. A retried tick has left its schedule: a failing target delays that by no
+more than a transaction. All copies have the origin of the record, so that a cancel covers all of them. A rolled or
+deferred tick keeps its schedule, since it is not delivered yet. The number's digits are the only growth of copies from
+tick to tick.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ from timerstore.rows.position import Bools, Int64s
 
 NOT_EXACT: Final = "recurring messages need delivery.mode exactly-once"
 NONE: Final = -1
-"""In place of a due time: there is no next tick."""
+"""In place of a due time: no next tick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleLimits:
-    """The shortest interval, and the longest time to a first tick; ms. `is_exact`: what is finished and what is written
-    for it are one transaction. Otherwise a crash would leave two next ticks, for ever, so that no schedule begins.
-    """
+    """The shortest interval, and the longest time to a first tick; ms. `is_exact`: one transaction finishes a row and
+    writes its output. Otherwise a crash would leave two next ticks for ever, so no schedule begins."""
 
     every_min_ms: int = 1
     delay_max_ms: int = h.UNTIL_MS_MAX
@@ -54,11 +53,10 @@ class ScheduleLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ticks:
-    """The schedules among n rows. `next_ms` int64[n] is when the next tick is due, or NONE; `is_silent` bool[n]: the
-    row delivers nothing; `is_tick` bool[n]: it is a tick, so that its retry is none of the schedule's; `wrong` is why,
-    by row, there is no schedule; `due_ms` by row, of ticks that stand for those missed before them; `missed` counts
-    schedules that had missed ticks, by policy.
-    """
+    """The schedules among n rows. `next_ms` int64[n]: due time of the next tick, or NONE; `is_silent` bool[n]: the row
+    delivers nothing; `is_tick` bool[n]: the row is a tick, so its retry leaves the schedule; `wrong`: by row, the
+    refusals of invalid schedules; `due_ms`: by row, the due times of ticks that stand for missed ones before them;
+    `missed`: schedules with missed ticks, by policy."""
 
     next_ms: Int64s
     is_silent: Bools
@@ -69,12 +67,12 @@ class Ticks:
 
     @property
     def asked(self) -> int:
-        """How many schedules were asked for their next tick."""
+        """The number of schedules that were asked for their next tick."""
         return int(np.count_nonzero(self.is_tick | self.is_silent)) + len(self.wrong)
 
     @property
     def has_next(self) -> Bools:
-        """Which rows have a next tick; bool[n]."""
+        """The rows with a next tick; bool[n]."""
         result: Bools = self.next_ms != NONE
         return result
 
@@ -84,7 +82,7 @@ class Ticks:
 
 
 def ticks(rows: DueRows, now_ms: int, limits: ScheduleLimits) -> Ticks | None:
-    """What becomes of the schedules of the rows that come up by `now_ms`; None: there are none."""
+    """The schedules of the rows that come up by `now_ms`; None without schedules."""
     if rows.payload.column("schedule").null_count == len(rows):
         return None
     size = len(rows)
@@ -119,17 +117,16 @@ def ticks(rows: DueRows, now_ms: int, limits: ScheduleLimits) -> Ticks | None:
 
 
 def moved(text: str, tick: int, due_ms: int, to_ms: int, now_ms: int) -> tuple[str, int] | None:
-    """What a move to `to_ms`, of `now_ms`, makes of a schedule whose next tick, `tick`, is due at `due_ms`: its column,
-    and when that tick is due now. None: it is resumed after its end.
+    """The effect of a move to `to_ms`, sent at `now_ms`, on a schedule whose next tick, `tick`, is due at `due_ms`: its
+    new column, and the new due time of that tick. None: the schedule is resumed after its end.
 
-    `h.NEVER_MS` pauses a schedule, `h.NEXT_MS` resumes it at its next regular tick, any other time moves the one tick
-    only, and to no earlier time than `now_ms`: all ticks since then would be missed. One that has not begun (tick 0; it
-    comes up at once) and is paused begins when it is resumed.
-    """
+    `h.NEVER_MS` pauses a schedule, and `h.NEXT_MS` resumes it at its next regular tick. Any other time moves the one
+    tick only, and to no earlier time than `now_ms`: otherwise all ticks since then would be missed. A paused schedule
+    that has not begun (tick 0, which comes up at once) begins when it is resumed."""
     try:
         schedule, is_start_given = schedule_of(text)
     except ValueError:
-        return text, due_ms  # a dead letter, when it comes up
+        return text, due_ms  # a dead letter when it comes up
     is_paused, to_ms = due_ms == h.NEVER_MS, max(to_ms, now_ms)
     if to_ms == h.NEXT_MS:
         next_ms = due_ms if not is_paused else schedule.first(now_ms, None) if tick else now_ms
@@ -140,7 +137,7 @@ def moved(text: str, tick: int, due_ms: int, to_ms: int, now_ms: int) -> tuple[s
 
 
 class _BeyondMax(Exception):
-    """A first tick, or an interval, that is longer than a message may wait."""
+    """A first tick or an interval beyond the longest wait of a message."""
 
 
 def _first_ms(schedule: Schedule, ts_ms: int, not_before_ms: int | None, limits: ScheduleLimits) -> int:
