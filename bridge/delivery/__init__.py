@@ -1,1 +1,1 @@
-"""From the timer store to the real topics: the dispatcher and what it works with."""
+"""From the timer store to the real topics: the dispatcher and its parts."""

@@ -1,4 +1,4 @@
-"""A wall clock that was set back behind P: delivery goes on from the new time, if that can be written down (I4)."""
+"""Steps back of the wall clock behind P: delivery goes on from the new time, if the step can be recorded (I4)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ClockSteps:
         self._is_out_of_steps = False
 
     def look(self, store: TimerStore, states: Sequence[CommittedState], now_ms: int) -> None:
-        """Have the store step back where `now_ms` lies behind P. Where the clock was set back too often for that, what
-        is due before P waits until it has caught up."""
+        """Have the store step back if `now_ms` lies behind P. After too many steps, messages that are due before P wait
+        until the clock has caught up."""
         if not store.is_clock_behind(now_ms):
             self._is_out_of_steps = False
             return

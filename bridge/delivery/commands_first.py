@@ -1,15 +1,15 @@
-"""Commands first: after a start, no message is delivered that a command may cover which is not read yet.
+"""Commands first: after a start, no message is delivered while a command that may cover it is still unread.
 
 A cancel may have been written in time, above the committed O, while no bridge ran. So messages wait until each
-partition is read up to its end as of the start, and every command in there has taken effect:
+partition is read up to its end as of the start, and every command up to there has taken effect:
 
     CLOSED --read up to the ends, no command waits--> commands were written on? --no--> OPEN
       ^                                                        |
       '---- the ends behind them are looked up <-----yes-------'
-    CLOSED --the time is over, or no room is left for what is read--> OPEN, with one warning
+    CLOSED --time is over, or no room for new rows--> OPEN, with one warning
 
-While it is closed, commands and rejects are finished and O follows, so that segments are written and memory stays
-bounded. A partition that joins waits by itself, held: the others go on.
+While closed, commands and rejects are finished and O follows, so that segments are written and memory stays bounded. A
+joining partition waits by itself, held: the others go on.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
 PATIENCE_S: Final = Wait.COMMANDS.s
-"""`start.read_commands`, unless it is set."""
+"""Default of `start.read_commands`."""
 FULL_S: Final = Wait.COMMANDS_ROOM.s
-"""For so long there may be no room for what is read: a flush may be making some."""
+"""The longest time without room for new rows: a flush may be making room."""
 LOOK_S: Final = 0.05
-"""How often it is looked whether enough is read."""
+"""Interval between checks of the reading progress."""
 EFFECT_S: Final = 1.0
-"""How long the commands of partitions that join have for their effect, before all others go on."""
+"""The time in which commands of joining partitions must take effect, before all others go on."""
 
 Offsets = Mapping[SourceName, int]
 
@@ -44,10 +44,10 @@ log = structlog.get_logger("bridge.delivery.dispatcher")
 
 @dataclass(slots=True)
 class _Look:
-    """A look-up that runs. Whoever begins anew forgets it, and a late answer with it."""
+    """A running look-up. A new one replaces it, and its late answer is ignored."""
 
     ends: Offsets | None = None
-    """None: not known yet."""
+    """None: not yet known."""
     has_failed: bool = False
 
 
@@ -56,7 +56,7 @@ def _on_a_thread(look: Callable[[], None]) -> None:
 
 
 class CommandsFirst:
-    """See the module. For the dispatcher's thread, but for `is_closed`; `begin` and `expect` while it is at rest or
+    """See the module. For the dispatcher's thread, but for `is_closed`; `begin` and `expect` while that is at rest or
     under its lock."""
 
     def __init__(
@@ -66,8 +66,8 @@ class CommandsFirst:
         log_ends: Callable[[Collection[SourceName]], Offsets] | None = None,
         run: Callable[[Callable[[], None]], None] = _on_a_thread,
     ) -> None:
-        """`log_ends` looks up where logs end, which `run` does meanwhile; None: commands that were written on are not
-        waited for. It raises EnvironmentFailure."""
+        """`log_ends` looks up the ends of logs, in the background by way of `run`, and raises EnvironmentFailure; None:
+        there is no wait for commands that were written on."""
         self._clock = clock
         self._patience_s = patience_s
         self._log_ends = log_ends
@@ -76,11 +76,11 @@ class CommandsFirst:
         """None: open."""
         self._ends: Offsets = {}
         self._look: _Look | None = None
-        """Where the ends are being looked up that take their place."""
+        """A running look-up of the next ends."""
         self._are_written_on = False
         self._full_since_s: float | None = None
         self._coming: dict[SourceName, int] = {}
-        """Where the logs of partitions that join ended when they came."""
+        """The log ends of joining partitions at their arrival."""
         self._arrived_s: dict[SourceName, float] = {}
 
     @property
@@ -89,14 +89,15 @@ class CommandsFirst:
         return self._until_s is not None
 
     def begin(self, ends: Offsets, coming: Collection[SourceName] = ()) -> None:
-        """A start: messages wait until these ends are read, but for those of partitions that come later."""
+        """A start: messages wait until the logs are read up to these ends; those of coming partitions wait
+        separately."""
         self._ends, self._look = {name: end for name, end in ends.items() if name not in coming}, None
         self._are_written_on, self._full_since_s = False, None
         self._coming, self._arrived_s = {name: ends[name] for name in coming if name in ends}, {}
         self._until_s = self._clock.monotonic_s() + self._patience_s
 
     def is_to_wait(self, store: TimerStore) -> bool:
-        """Whether messages are to wait; asked again and again."""
+        """Whether messages must wait; asked again and again."""
         until_s = self._until_s
         if until_s is None:
             return False
@@ -117,7 +118,7 @@ class CommandsFirst:
         return False
 
     def committed(self, topics: Collection[str], delay_topics: Collection[str]) -> None:
-        """A transaction wrote to these topics: commands among it may have been written on into delay topics."""
+        """A transaction wrote to these topics: commands among its output may have been written on into delay topics."""
         if self.is_closed and not set(topics).isdisjoint(delay_topics):
             self._are_written_on = True
 
@@ -131,7 +132,7 @@ class CommandsFirst:
         store.wake()
 
     def _take_answer(self) -> None:
-        """Of a look-up that has ended. Where brokers did not answer it is tried again, until the time is over."""
+        """Take the answer of a look-up that has ended. Without an answer it is repeated, until the time is over."""
         look = self._look
         if look is not None and look.ends is not None:
             self._ends, self._look = look.ends, None
@@ -155,18 +156,18 @@ class CommandsFirst:
     # ---- partitions that join
 
     def expect(self, ends: Offsets) -> None:
-        """Partitions come; this is where their logs end."""
+        """Expect partitions with these log ends."""
         self._coming |= ends
 
     def forget(self, names: Collection[SourceName]) -> None:
-        """They have gone."""
+        """Forget partitions that have gone."""
         for name in names:
             self._coming.pop(name, None)
             self._arrived_s.pop(name, None)
 
     def ready(self, arrived: Collection[SourceName], store: TimerStore) -> list[SourceName]:
-        """Which of the partitions that have arrived (they are read up to their committed O) are read far enough, or
-        have waited for long enough."""
+        """The arrived partitions (read up to their committed O) that are read far enough, or have waited long
+        enough."""
         now_s, at = self._clock.monotonic_s(), store.next_offsets()
         left = {name: (at[name], end) for name, end in self._coming.items() if name in at and at[name] < end}
         is_stuck = bool(arrived) and self._is_stuck(store, now_s)
@@ -182,7 +183,7 @@ class CommandsFirst:
         return ready
 
     def joined(self) -> None:
-        """Partitions have joined: their commands come before their messages."""
+        """Partitions have joined: their commands take effect before their messages leave."""
         if not self.is_closed:
             self._ends, self._look, self._are_written_on, self._full_since_s = {}, None, False, None
             self._until_s = self._clock.monotonic_s() + EFFECT_S

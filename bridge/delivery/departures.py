@@ -1,7 +1,8 @@
-"""When each record of a plan is handed to the client: rows are taken some ms ahead, and none leaves early.
+"""Departures: the time at which each record of a plan is handed to the client. Rows are taken some ms ahead, and none
+leaves early.
 
-Rows are in the order of position, so the times of departure rise from row to row, and whatever goes to one topic stays
-in that order.
+Rows are in the order of position, so the times of departure rise from row to row, and the records for one topic stay in
+that order.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bridge.delivery.plan.planner import Plan
 from timerstore.rows.position import Int64s
 
 WAITING_BYTES_MAX: Final = 16 << 20
-"""So much may wait as arguments of `produce`. The rest is converted when these have left, and is late by some ms."""
+"""The limit of waiting arguments of `produce`. The rest is converted after these have left, and is late by some ms."""
 
 
 class Departures:
@@ -27,19 +28,19 @@ class Departures:
         rows, self._delivered = plan.rows, plan.fates.ids(Fate.DELIVER)
         at_ms = rows.at.copy()
         at_ms[self._delivered] = np.maximum(at_ms, rows.due)[self._delivered]
-        # A row that P had passed may be due later than the next one, by less than a commit interval.
+        # A row that P has passed may be due later than the next one, by less than a commit interval.
         self._at_ms: Int64s = np.maximum.accumulate(at_ms)
         self._sent_ms: Int64s = np.zeros(len(rows), dtype=np.int64)
         self._due = rows.due
         self._fresh = plan.batches()
         self._sizes = rows.sizes
         self._waiting: list[tuple[Batch, int]] = []
-        """Batches, and from which row on they wait."""
+        """Batches, with the first row of each that waits."""
         self._bytes = 0
-        """Of the rows that wait."""
+        """Size of the waiting rows."""
 
     def until(self, now_ms: int) -> Iterator[Batch]:
-        """What has fallen due since the last call; call it until `next_ms` is None."""
+        """The records that have fallen due since the last call; call it until `next_ms` is None."""
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         for batch, start in waiting:
             yield from self._due_of(batch, start, now_ms)
@@ -56,9 +57,9 @@ class Departures:
             self._bytes += int(self._sizes[batch.ids[end:]].sum())
 
     def next_ms(self) -> int | None:
-        """When the next one is due; None: all have left."""
+        """The departure of the next record; None: all have left."""
         return min((int(self._at_ms[batch.ids[start]]) for batch, start in self._waiting), default=None)
 
     def lateness_ms(self) -> Int64s:
-        """Of the deliveries, once all have left: from due to handed to the client, int64[]."""
+        """Lateness of the deliveries, once all have left: from the due time to the hand-over to the client, int64[]."""
         return self._sent_ms[self._delivered] - self._due[self._delivered]

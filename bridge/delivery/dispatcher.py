@@ -1,23 +1,23 @@
-"""The thread that delivers: it waits for the next due time, and is the only one that writes to Kafka.
+"""The thread that delivers: it waits for the next due time, and is the only writer to Kafka.
 
-One transaction (invariant I1: output is exactly what becomes finished), and what a crash right after each step costs:
+One transaction (invariant I1: it outputs exactly the rows that it finishes), and the cost of a crash after each step:
 
     1. take         rows leave the store, on loan                        nothing: they are pending
-    2. plan         targets, sizes and permissions are looked at         nothing
+    2. plan         targets, sizes and permissions are checked           nothing
     3. produce      records go out, each when it is due, invisible to    the successor's init_transactions aborts them
                     read_committed
     4. offsets      O, P and the group metadata join the transaction,    as 3
-                    beside 3 where nothing more is likely to be taken
-    5. commit       the brokers decide                                   the committed (O, P) tell which way
-    6. acknowledge  the store forgets the rows                           a start drops what is finished under (O, P)
+                    beside 3 if probably no more rows will be taken
+    5. commit       the brokers decide                                   the committed (O, P) tell the outcome
+    6. acknowledge  the store forgets the rows                           a start drops rows finished under (O, P)
 
-A transaction stays open for at most the commit interval while more falls due within it, since a commit costs several
-times what one record does; a backlog is taken in large transactions (filling.py). Without anything due the thread
-sleeps in the store; O follows ingest about once a second.
+A transaction stays open for up to the commit interval while more rows fall due within it, since a commit costs several
+times as much as a record. A backlog is taken in large transactions (filling.py). Without due rows the thread sleeps in
+the store; O follows ingest about once a second.
 
 An abort puts all rows back, and the next attempt is narrower: without the record, the target or the source that caused
-it, or with fewer rows, until something can be committed (narrowing.py). So whatever a broker answers, what can be
-delivered is.
+it, or with fewer rows, until a commit succeeds (narrowing.py). So every deliverable message
+is delivered, despite any answer of a broker.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ from timerstore.store import TimerStore
 NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
 LOOK_AGAIN_S: Final = 1.0
-"""The longest sleep: ingest of what is far away moves O without waking this thread, and a stepped wall clock must be
+"""The longest sleep: ingest of distant rows moves O without waking this thread, and a stepped wall clock must be
 noticed."""
-SLICE_S: Final = 0.25  # of a wait for ingest, or for a producer, between two looks for requests
+SLICE_S: Final = 0.25  # the longest wait for ingest or a producer before requests are checked
 
 log = structlog.get_logger("bridge.delivery.dispatcher")
 
 
 class Dispatcher:
-    """See the module. It starts held: `resume` gives it a store to deliver from, `quiesce` takes it away again."""
+    """See the module. It starts held: `resume` gives it a store to deliver from, and `quiesce` takes the store away."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class Dispatcher:
         commands_first: CommandsFirst | None = None,
         pauses: Pauses | None = None,
     ) -> None:
-        """`beat` is called by the thread again and again, while it waits for a due time too; `on_answers` once it is
-        known that a transaction was committed, with what came of commands in it."""
+        """The thread calls `beat` again and again, also during the wait for a due time; and `on_answers` after each
+        certain commit, with the outcomes of its commands."""
         self._writer = writer
         self._planner = planner
         self._targets = targets
@@ -123,13 +123,13 @@ class Dispatcher:
         self._thread: threading.Thread | None = None
         self._store: TimerStore | None = None
 
-        # From here on: the thread's own, or changed while it is at rest.
+        # The thread's own from here on, or changed while it is at rest.
         self._commands_first = commands_first or CommandsFirst(clock)
         self._partitions = Partitions(membership, self._commands_first)
         self.notes = self._partitions.notes
         self._pauses.has_room = self._partitions.have_room_for
         self._unanswered: OpenTransaction | None = None
-        """A transaction whose commit got no answer: RESOLVING finds out what it came to."""
+        """A transaction whose commit got no answer: RESOLVING finds its outcome."""
         self._narrowing = Narrowing(
             targets, planner.delay_topics, planner.dead_letter_topics, clock, transaction_rows, doubts.written
         )
@@ -154,7 +154,7 @@ class Dispatcher:
     # -- control: any thread
 
     def start(self) -> None:
-        """Start the thread, held; it opens the producer meanwhile."""
+        """Start the thread, held; meanwhile it opens the producer."""
         self._targets.start(self._planner.delay_topics | self._planner.dead_letter_topics)
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._thread.start()
@@ -171,7 +171,7 @@ class Dispatcher:
 
     @property
     def awaits_commands(self) -> bool:
-        """Whether messages wait for commands that were written before the start."""
+        """Whether messages wait for commands from before the start."""
         return self._commands_first.is_closed
 
     def resume(
@@ -181,11 +181,11 @@ class Dispatcher:
         revocations: int,
         log_ends: Offsets = MappingProxyType({}),
     ) -> None:
-        """Deliver from `store`, which was opened on `states`, read when there had been `revocations` (of `Membership`).
-        Commands below `log_ends` take effect first.
+        """Deliver from `store`, which was opened on `states`, read after `revocations` (of `Membership`). Commands
+        below `log_ends` take effect first.
 
-        Only while held. With the same store as before, a transaction whose outcome is unknown is resolved first.
-        Raises InternalError for states from before the last commit, where no log was cut: that would deliver twice.
+        Only while held. With the same store as before, a transaction with an unknown outcome is resolved first. Raises
+        InternalError for states from before the last commit, unless the log was cut: they would cause double delivery.
         """
         with self._life.changed:
             if self._thread is not None and not self.is_held:
@@ -203,15 +203,15 @@ class Dispatcher:
             self._life.resume()
 
     def expect(self, states: States, log_ends: Offsets = MappingProxyType({})) -> None:
-        """Partitions have joined the store, on these states: deliver what is theirs too, once they have caught up, and
-        commands below `log_ends` are read."""
+        """Partitions have joined the store, on these states: deliver their messages too, once the partitions have
+        caught up, and commands below `log_ends` are read."""
         with self._life.changed:
             self._partitions.expect(states, log_ends)
             self._pauses.read(states.values())
 
     def go_on_without(self, gone: Collection[SourceName], revocations: int) -> None:
-        """Deliver on from the same store, of which these partitions were given up; `revocations` counts that. Only
-        after `quiesce` was in time."""
+        """Deliver on from the same store after these partitions were given up; `revocations` counts that. Only after
+        `quiesce` was in time."""
         with self._life.changed:
             store = self._store
             if store is None or self._unanswered is not None or self.state not in AT_REST:
@@ -225,16 +225,15 @@ class Dispatcher:
     def quiesce(self, timeout_s: float = 30.0) -> bool:
         """Finish or abort the open transaction, and hold. Returns whether that was done in time.
 
-        When it was not, brokers do not answer, and what the transaction came to is not known. The group's metadata then
-        keeps it from being committed once the partitions belong to another instance, and require-stable keeps that
-        instance waiting for its end.
-        """
+        Otherwise brokers do not answer, and the transaction's outcome is unknown. The group's metadata then prevents
+        its commit once the partitions belong to another instance, and require-stable makes that instance wait for its
+        end."""
         self._ask(Request.HOLD)
         with self._life.changed:
             if self._thread is None or self._thread is threading.current_thread():
                 return True
             is_at_rest = self._life.wait_for(AT_REST, timeout_s)
-            self._metrics.partitions_held(0)  # until `resume`: they may be another instance's from here on
+            self._metrics.partitions_held(0)  # until `resume`: the partitions may now belong to another instance
             return is_at_rest and self._unanswered is None
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -246,7 +245,7 @@ class Dispatcher:
         return True
 
     def wait_open(self, timeout_s: float) -> bool:
-        """Wait until the producer is there (transactions initialised). Returns whether it is."""
+        """Wait until the producer is open (transactions initialised). Returns whether it is."""
         return self._life.wait_for(set(State) - {State.OPENING}, timeout_s) and self.state is not State.ENDED
 
     def _ask(self, request: Request) -> None:
@@ -264,7 +263,7 @@ class Dispatcher:
                 pass
         except BridgeError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - whatever it is, the application must know that delivery has ended
+        except Exception as error:  # noqa: BLE001 - the application must know of every end of delivery
             failure = InternalError("delivery failed", hint="Please report this.", reason=repr(error), code="DB-7001")
             failure.__cause__ = error
         finally:
@@ -276,8 +275,8 @@ class Dispatcher:
             self._on_fatal(failure)
 
     def _step(self) -> bool:
-        """Do what is asked for, then what is to be done in the state; the event that this ends with, if any, leads to
-        the next one. False: the thread is to end."""
+        """Obey requests, then do the work of the state; its event, if any, leads to the next state. Returns False if
+        the thread must end."""
         if self.state is State.DELIVERING and self._life.is_asked(Request.HOLD, Request.STOP):
             self._before_rest()
         if not self._life.obey(self._beat, self._writer.look_after):
@@ -287,7 +286,7 @@ class Dispatcher:
         return True
 
     def _before_rest(self) -> None:
-        """Another instance may go on from the committed states: they are to be those that were committed."""
+        """Another instance may go on from the committed states: make sure that they are the last ones."""
         if self._read_back.is_new:
             self._read_back.look(self._partitions.states, self._partitions.revocations)
         if self._store is not None and self._read_back.again and self._writer.await_turn(self._budgets.call_s):
@@ -297,7 +296,7 @@ class Dispatcher:
         try:
             self._writer.open()
         except NotReady as waits:
-            if self._life.failures:  # the first attempt of a start often finds the coordinator busy
+            if self._life.failures:  # at a start the coordinator is often busy at first
                 log.warning("producer-not-ready", code=waits.failure.code, reason=waits.failure.detail)
         except Broken as broken:
             self._after_break(broken)
@@ -351,7 +350,7 @@ class Dispatcher:
         self._stall_watch.begin()
         event, stuck = None, dict[int, Unwritable]()
         try:
-            if self._partitions.states.keys().isdisjoint(self._read_back.again):  # else these, alone and at once
+            if self._partitions.states.keys().isdisjoint(self._read_back.again):  # else these alone, at once
                 self._filling.fill(store, transaction)
             self._commit(store, transaction)
         except Aborted as aborted:
@@ -364,7 +363,7 @@ class Dispatcher:
             self._unanswered = transaction
             event = self._after_break(indefinite, transaction)
         except Broken as broken:
-            transaction.rollback()  # commit was not asked for, and the next producer ends what this one left open
+            transaction.rollback()  # no commit was requested, and the next producer ends this transaction
             event = self._after_break(broken, transaction)
             if not self._narrowing.narrow(transaction, Cause.PRODUCER_LOST, broken.failure):
                 self._life.back_off()
@@ -393,7 +392,7 @@ class Dispatcher:
                 raise bug("a transaction has output, but moves no position", code="DB-7002")
             transaction.rollback()
             self._narrowing.committed(0, is_pending=self.doubts.is_under_way)
-            # Whatever the reason to look was, there is nothing to do: look again later, not at once.
+            # There was no work to do: look again later, not at once.
             self._committed_s = self._clock.monotonic_s()
             self._life.pause(NOTHING_S)
             return
@@ -406,8 +405,8 @@ class Dispatcher:
         self._acknowledge(store, transaction)
 
     def _send_offsets(self, store: TimerStore, transaction: OpenTransaction) -> None:
-        """All that the transaction is likely to have was taken: what it leads to may join it while records wait for
-        their time, so that the commit does not have to wait for that."""
+        """Probably all rows of the transaction were taken: its offsets may join it while records wait for their time,
+        so that the commit does not have to wait for that."""
         self._look_ahead(store, transaction)
         if transaction.states:
             self._writer.send_offsets(transaction.offsets, self._partitions.member_for(transaction.states).metadata)
@@ -445,8 +444,9 @@ class Dispatcher:
         return None
 
     def _after_end(self, store: TimerStore, transaction: OpenTransaction, ended: EndedUnasked) -> Event:
-        """Some of it may be visible, and its offsets may count: neither what it has written nor the committed states
-        can be relied on. Its partitions are held until its topics are read, and the states are written again first."""
+        """A part of the transaction may be visible, and its offsets may count: neither its output nor the committed
+        states are reliable. Its partitions are held until its topics are read, and the states are written again
+        first."""
         failure = ended.failure
         log.error("transaction-ended-unasked", code="DB-4070", reason=failure.detail, rows=transaction.rows)
         names = self.doubts.note(transaction.output(), self._partitions.states, store.sources)
@@ -469,13 +469,13 @@ class Dispatcher:
         return Event.PRODUCER_LOST if REMEDIES[cause].renews else event
 
     def _after_break(self, broken: Broken, transaction: OpenTransaction | None = None) -> Event:
-        """The producer is gone: the next step makes another. Raises FencedError where another instance took over."""
+        """The producer is gone: the next step makes another. Raises FencedError if another instance took over."""
         opened_s, rows = (None, 0) if transaction is None else (transaction.opened_s, transaction.rows)
         self._breaks.note(broken, opened_s, rows)
         return Event.PRODUCER_LOST
 
     def _resolve(self) -> Event | None:
-        """Find out whether an unanswered commit happened."""
+        """Find the outcome of an unanswered commit."""
         transaction, store = self._unanswered, self._store
         if transaction is None or store is None:
             if store is not None and self.doubts.held():

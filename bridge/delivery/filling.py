@@ -1,7 +1,7 @@
-"""Filling a transaction: rows are taken and planned in pieces, and their records handed to the client.
+"""Filling of a transaction: rows are taken and planned in pieces, and their records handed to the client.
 
-What falls due within the next 40 ms of the commit interval is taken and planned at once, since a take costs several
-times what a row does; a record is handed to the client when it is due, not before (invariant I4).
+Rows that fall due within the next 40 ms of the commit interval are taken and planned at once, since a take costs
+several times as much as a row. A record is handed to the client at its due time, not before (invariant I4).
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ PIECE_ROWS: Final = 5_000
 PIECE_BYTES: Final = 16 << 20
 TRANSACTION_BYTES_MAX: Final = 64 << 20
 GATHER_S: Final = 0.005
-"""The shortest wait within a transaction: waking for a millisecond's records at a time costs more than the records do.
-Half of it is added to the usual lateness."""
+"""The shortest wait within a transaction: waking for each millisecond's records costs more than the records. The usual
+lateness grows by half of it."""
 AHEAD_MS: Final = 40
-"""How far ahead rows are taken. A request of another thread waits so long at most, and a cancel that is read within it
+"""How far ahead rows are taken. It is the longest wait of another thread's request; a cancel that is read within it
 comes too late."""
 BUSY_ROWS: Final = 100
-"""Transactions of so many rows are worth twice as many requests to the brokers: consumers see the records earlier."""
+"""Above this many rows a transaction ends after half the interval: twice the requests, but consumers see records
+sooner."""
 SET_BACK_MS: Final = 100
-"""A clock that was set back by less is waited for."""
+"""The largest step back of the clock that is waited out."""
 
 CLOCK_SET_BACK: Final = Failure(Meaning(Fault.UNKNOWN), "the clock was set back")
 
@@ -54,17 +55,17 @@ class Filling:
     is_to_end: Callable[[], bool]
     """Whether another thread waits for the end of the transaction."""
     on_taken: Callable[[TimerStore, OpenTransaction], None]
-    """Called once in a transaction at most: nothing more is likely to be taken for it."""
+    """Called at most once in a transaction, when probably no more rows will be taken for it."""
     beat: Callable[[], None]
     row_bytes: float = 1_000.0
-    """The usual size of a row, learned from plans."""
+    """The usual size of a row, according to past plans."""
     is_for_commands: bool = False
-    """Whether nothing is taken but commands and rejects."""
+    """Whether only commands and rejects are taken."""
     is_busy: bool = False
-    """Whether the transaction before had many rows."""
+    """Whether the previous transaction had many rows."""
 
     def fill(self, store: TimerStore, transaction: OpenTransaction) -> None:
-        """Take, plan and produce until it is time to commit."""
+        """Take, plan and produce until the time to commit."""
         self._fill(store, transaction)
         self.is_busy = transaction.rows >= BUSY_ROWS
 
@@ -94,12 +95,13 @@ class Filling:
             store.wait(max((wakeup_ms - now_ms) / 1000, GATHER_S))
 
     def _left_ms(self, transaction: OpenTransaction) -> int:
-        """How much of the commit interval is left, or of half of it where there is much to deliver."""
+        """The rest of the commit interval, or of half of it if there is much to deliver."""
         interval_ms = self.commit_interval_ms / (2 if self.is_busy else 1)
         return int(interval_ms - 1000 * (self.clock.monotonic_s() - transaction.opened_s))
 
     def _take_until_ms(self, left_ms: int) -> int:
-        """What may be taken: what is due, and what falls due before the commit, unless an abort has taught caution."""
+        """The bound of the next take: rows that are due, or fall due before the commit, unless an abort has taught
+        caution."""
         now_ms, bound_ms = self.clock.now_ms(), self.narrowing.until_ms
         if bound_ms is not None:
             return min(now_ms, bound_ms)
@@ -110,12 +112,13 @@ class Filling:
         return min(self.narrowing.rows, SMALL_RECORDS) if is_small else self.narrowing.rows
 
     def _piece_rows(self, transaction: OpenTransaction) -> int:
-        """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
+        """The number of rows to take next, within the limits of rows and bytes; the bytes of a row come from past
+        plans."""
         left = self._rows_max(transaction) - transaction.rows
         return max(1, min(PIECE_ROWS, left, int(PIECE_BYTES / self.row_bytes)))
 
     def _plans(self, store: TimerStore, rows: Rows, transaction: OpenTransaction) -> list[Plan]:
-        """The plan of rows that were taken, and those of rows that commands among them have made due now."""
+        """The plan of taken rows, and the plans of rows that commands among them have made due now."""
         plan = self._plan(store, rows, transaction)
         return [plan, *(self._plan(store, released, transaction) for released in plan.released)]
 
@@ -126,8 +129,8 @@ class Filling:
         return plan
 
     def _produce(self, store: TimerStore, transaction: OpenTransaction, plan: Plan, *, is_last: bool) -> None:
-        """Hand all of a plan to the client, each record when it is due and each batch in its order; `is_last`: nothing
-        else was due by now."""
+        """Hand all records of a plan to the client, each at its due time and each batch in its order. `is_last`: the
+        take has returned all due rows."""
         if plan.records and not transaction.begun:
             self.writer.begin(plan.records)
             transaction.begun = True
@@ -142,7 +145,7 @@ class Filling:
             if next_ms is None:
                 break
             if next_ms - now_ms > SET_BACK_MS:
-                # The wall clock was set back since the rows were taken: they are not due for a while (I4).
+                # The wall clock was set back after the take: the rows are not due for a while (I4).
                 raise Aborted(Cause.CLOCK_SET_BACK, CLOCK_SET_BACK)
             self.beat()
             store.wait(max((next_ms - now_ms) / 1000, GATHER_S))

@@ -1,9 +1,9 @@
-"""Sources that are held: what must be written for them, a roll or a retry, is not taken. Each keeps its own P and holds
-up no other (`TimerStore.hold`); this file decides for how long.
+"""Held sources: sources without a take, since a roll or a retry of theirs cannot be written. Each keeps its own P and
+delays no other (`TimerStore.hold`); this file decides the duration.
 
-A source is released when one of the places that it waits for takes records again, or may do so, and it has waited for
-a second, each time twice as long up to WAIT_S_MAX: going back to the smallest P costs a look at everything since. One
-with rows in doubt (doubt/doubts.py) waits until these are looked up.
+A source is released after a wait, once one of its places takes records again, or may do so. The wait is a second, and
+doubles each time up to WAIT_S_MAX: going back to the smallest P costs a look at all positions since. A source with rows
+in doubt (doubt/doubts.py) waits for their look-up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from timerstore.store import TimerStore
 WAIT_S: Final = 1.0
 WAIT_S_MAX: Final = 30.0
 RELAPSE_S: Final = 600.0
-"""A source that is held again within this time waits for longer."""
+"""A source that is held again within this time waits longer."""
 
 log = structlog.get_logger("bridge.delivery.held_sources")
 
@@ -40,7 +40,7 @@ class _Hold:
 
 
 class HeldSources:
-    """The sources of one store that are held, by index. One thread."""
+    """The held sources of one store, by index. One thread."""
 
     def __init__(self, targets: Targets, clock: Clock, doubts: Doubts, metrics: Metrics) -> None:
         self._targets = targets
@@ -50,34 +50,34 @@ class HeldSources:
         self._holds: dict[int, _Hold] = {}
 
     def now(self) -> frozenset[int]:
-        """Those that wait for a place, or for the time."""
+        """Sources that wait for a place, or for the time."""
         return frozenset(source for source, hold in self._holds.items() if not hold.is_over)
 
     def begin(self, states: States, sources: Sources) -> None:
-        """Another store, opened on these states: other numbers. Raises EnvironmentFailure."""
+        """Begin with another store, opened on these states: source numbers change. Raises EnvironmentFailure."""
         self._holds.clear()
         self._doubts.begin(states, sources)
         self.tell()
 
     def forget(self, names: Collection[SourceName], sources: Sources) -> None:
-        """These are not ours now."""
+        """Forget sources of other instances."""
         for name in names:
             self._holds.pop(sources.index(*name), None)
         self._doubts.go(names, sources)
         self.tell()
 
     def tell(self) -> None:
-        """The metric: it is 0 while the sources may be another instance's."""
+        """Set the metric; it is 0 while the sources may belong to another instance."""
         self._metrics.partitions_held(len(self.now()) + len(self._doubts.held()))
 
     def hold(self, store: TimerStore) -> None:
-        """Deliver nothing of the sources that cannot be written to, and of those in doubt; all others go on."""
+        """Hold the sources that cannot be written to, and those in doubt; all others go on."""
         in_doubt = {store.sources.index(*name) for name in self._doubts.held() if name in store.sources}
         store.hold(self.now() | in_doubt)
         self.tell()
 
     def add(self, unwritable: Mapping[int, Unwritable], sources: Sources) -> None:
-        """These cannot be written to; `hold` follows."""
+        """Note sources that cannot be written to; `hold` follows."""
         now_s = self._clock.monotonic_s()
         for source, why in unwritable.items():
             old = self._holds.get(source)
@@ -88,7 +88,8 @@ class HeldSources:
             log.warning("partition-held", topic=topic, partition=partition, detail=why.detail, wait_s=wait_s)
 
     def release(self, sources: Sources, joined: States) -> bool:
-        """Release those that may go on; returns whether there are any, or others have `joined`, on these states."""
+        """Release the sources that may go on. Returns whether there is one, or others have `joined`, on these
+        states."""
         if joined:
             self._doubts.come(joined, sources)
         now_s, released = self._clock.monotonic_s(), self._doubts.look(sources) or bool(joined)

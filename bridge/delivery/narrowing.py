@@ -1,28 +1,29 @@
-"""How the attempt after an abort differs from the one before it: each is narrower, until something can be committed.
+"""Narrowing: after an abort each attempt is narrower than the one before, until a commit succeeds.
 
-First, what failed records tell (`learn`):
+The first evidence is the failed records (`learn`):
 
+    evidence                                              the next attempt
     the record was alone, or is named between bystanders  goes without it: it becomes a dead letter
     it is one of a batch                                  is careful, the batch in groups, then in smaller ones
-    ... the same target, often in a short time            goes without what failed, or all that may be too large
+    ... the same target, often in a short time            goes without the failed records, or all too large ones
     ... more often                                        goes without the target
     a target or a partition takes nothing                 goes without it
     the same partition failed several times, by any code  goes without it
     neither dead letter nor copy can be written           goes without the source of that record (held_sources.py)
 
-Where that tells nothing, the cause of the abort does (`REMEDIES`, `narrow`):
+Without evidence from records, the cause of the abort decides (`REMEDIES`, `narrow`):
 
     CAREFUL       is careful; if it was already, SMALLER
     SMALLER       has an eighth of the rows; if it had one, and several times, goes without the target of that row
     PLANNED_ANEW  differs by itself
 
-What goes without a target puts its records off, as retry copies. A partition of a delay topic has no such way out: a
+An attempt without a target puts its records off, as retry copies. A partition of a delay topic has no such way out: a
 source that needs it is held.
 
-*Careful* means that the fate of what is sent is waited for, batch by batch: a broker answers for a batch of records,
-not for one. Where it names the records of a batch that it refuses (KIP-467), the client marks the others as bystanders;
-a named record between two bystanders was of their batch, and is believed. (One name in a batch the client ignores, and
-two batches that were refused one after the other look like one.) Everything stays in the order of position throughout.
+A *careful* attempt waits for the result of each batch: a broker answers for a batch of records, not for one. If the
+broker names the refused records of a batch (KIP-467), the client marks the others as bystanders. A named record between
+two bystanders was of their batch, and is believed. (The client ignores a single name in a batch, and two batches that
+were refused one after the other look like one.) Everything stays in the order of position throughout.
 """
 
 from __future__ import annotations
@@ -50,26 +51,25 @@ from timerstore.clock import Clock
 from timerstore.rows.position import SOURCE_MAX, Int64s, sources_of
 
 GROUPS: Final = 64
-"""Groups of failed records in one transaction: each costs a round trip, and all must be over before it times out."""
+"""Groups of failed records in one transaction: each costs a round trip, and all must end before its time-out."""
 REJECTED_MAX: Final = 100_000
 NARROWER: Final = 8
-"""What the rows of the next attempt are divided by: it takes five attempts from 20,000 rows to one."""
+"""Divisor for the rows of the next attempt: it takes five attempts from 20,000 rows to one."""
 WIDER: Final = 4
-"""What they are multiplied by after a commit."""
+"""Factor for the rows after a commit."""
 STRIKES_MAX: Final = 3
 PASSING_STRIKES_MAX: Final = 10
-"""As STRIKES_MAX, where brokers are busy, or the producer has broken, and no record has failed."""
+"""As STRIKES_MAX, for busy brokers or a broken producer without a failed record."""
 REFUSALS_MAX: Final = 6
 REFUSALS_S: Final = 10.0
-"""After REFUSALS_MAX aborts within this time, for records of one target and one code, what failed is put off; after
-TRIPPED_AFTER times as many the target is left alone for a while."""
+"""REFUSALS_MAX aborts within this time, for records of one target and one code, put off the failed records. After
+TRIPPED_AFTER times as many, the target is left alone for a while."""
 TRIPPED_AFTER: Final = 6
 LARGE_REFUSALS_MAX: Final = 3
-"""As REFUSALS_MAX, for records that may be too large, since compressing may not be enough. Such a record is a batch of
-its own, so that no abort is spent on finding it among others."""
+"""As REFUSALS_MAX, for records that may be too large: compression may not be enough. Such a record is a batch of its
+own, so that no abort is needed to find it among others."""
 LEARNED_MAX: Final = 8
-"""After this many aborts without a commit, each of which taught something, the next attempt has fewer rows as well:
-what comes in meanwhile may be as bad."""
+"""After this many instructive aborts without a commit, the next attempt also has fewer rows: new rows may be as bad."""
 
 Place = tuple[str, int]
 """A topic and a partition, or EVERY."""
@@ -78,7 +78,7 @@ log = structlog.get_logger("bridge.delivery.narrowing")
 
 
 class Next(Enum):
-    """What the next attempt is; see the module."""
+    """The kind of the next attempt; see the module."""
 
     CAREFUL = "careful"
     SMALLER = "smaller"
@@ -87,20 +87,19 @@ class Next(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What the next attempt needs after a cause."""
+    """The needs of the next attempt after a cause."""
 
     next: Next
     passes: bool = False
-    """Most likely nothing of ours is the reason, and the producer is as good as before. Else the next attempt has
-    nothing that fell due later."""
+    """The bridge's records are probably not the reason, and the producer is as good as before. Otherwise the next
+    attempt leaves out rows that fell due later."""
     waits: bool = False
-    """It is not made at once."""
+    """The next attempt is delayed."""
 
     @property
     def renews(self) -> bool:
-        """Whether it needs a new producer: a batch that was refused leaves a gap in the sequence numbers of the client,
-        on which the next one stumbles. (Another one is in use already where targets had become worse.)
-        """
+        """Whether it needs a new producer: a refused batch leaves a gap in the sequence numbers of the client, which
+        breaks the next one. (After TARGETS_WORSE, another producer is already in use.)"""
         return not self.passes and self.next is not Next.PLANNED_ANEW
 
 
@@ -118,7 +117,7 @@ REMEDIES: Final[Mapping[Cause, Remedy]] = {
 
 
 class Narrowing:
-    """State of the search. Records are named by packed (source, offset)."""
+    """The state of the search. Records are named by packed (source, offset)."""
 
     def __init__(
         self,
@@ -129,17 +128,16 @@ class Narrowing:
         rows_max: int = 20_000,
         written: Mapping[int, Part] = MappingProxyType({}),
     ) -> None:
-        """`rows_max` is how many rows a transaction has when all is well; `written` changes with what is known."""
+        """`rows_max`: the rows of a transaction without trouble; `written` changes with new findings."""
         self._written = written
         self.findings = Findings(written=written)
-        """What is known of single records."""
+        """The findings about single records."""
         self.is_careful = False
         self.rows = rows_max
-        """How many rows the next transaction may have."""
+        """The limit of rows for the next transaction."""
         self.until_ms: int | None = None
-        """What fell due later is not in the next transaction (None: it may be). With every attempt after an abort, more
-        would come that may be as bad, and none would ever be committed.
-        """
+        """The next transaction leaves out rows that fell due later (None: no bound). Otherwise each attempt after an
+        abort would have more rows that may be as bad, and no commit would ever succeed. """
         self._stuck: dict[int, Unwritable] = {}
         self._rows_max = rows_max
         self._targets = targets
@@ -147,27 +145,27 @@ class Narrowing:
         self._own_topics = delay_topics | dead_letter_topics
         self._clock = clock
         self._unclear: Int64s = np.empty(0, np.int64)
-        """Records that failed with others; which of them is the reason is to be found out."""
+        """Records that failed together; the culprit among them is not yet known."""
         self._learned = 0
         self._strikes: dict[Place, int] = {}
         self._refusals: dict[tuple[str, str | None], tuple[float, int]] = {}
-        """Since when, and how often, one target has refused records with one code."""
+        """The first time, and the number, of one target's refusals with one code."""
 
     @property
     def is_narrowest(self) -> bool:
-        """Whether the next transaction has one row: then it moves nothing but that row's source."""
+        """Whether the next transaction has one row: then it moves only that row's source."""
         return self.rows == 1
 
     def clear(self) -> None:
-        """Forget everything: another store, other numbers."""
+        """Forget everything: another store has other numbers."""
         self._forget_records()
         self._strikes.clear()
         self._stuck.clear()
         self.rows = self._rows_max
 
     def committed(self, rows: int, *, is_pending: bool = False) -> None:
-        """A transaction of so many rows was committed, or had nothing to do: what was rejected was in it. Not so
-        while that is looked up, and `is_pending`."""
+        """A transaction of that many rows was committed, or had no work: it included the rejected records. This does
+        not hold while they are looked up, and `is_pending`."""
         if is_pending:
             return
         self._forget_records()
@@ -176,12 +174,12 @@ class Narrowing:
             self.rows = min(self._rows_max, self.rows * WIDER)
 
     def take_stuck(self) -> dict[int, Unwritable]:
-        """The sources of records that nothing takes, by index."""
+        """The sources of records that no topic takes, by index."""
         stuck, self._stuck = self._stuck, {}
         return stuck
 
     def split(self, batch: Batch, keys: Int64s) -> Iterator[Batch]:
-        """The batch in parts to be sent one after the other; `keys` int64[len(batch)] are its records' names."""
+        """The batch in parts for sending one after the other; `keys` int64[len(batch)] are its records' names."""
         suspected = np.isin(keys, self._unclear)
         group = max(1, len(self._unclear) // GROUPS)
         borders = np.flatnonzero(suspected[1:] != suspected[:-1]) + 1
@@ -191,7 +189,7 @@ class Narrowing:
                 yield batch.part(first, min(first + step, end))
 
     def after(self, transaction: OpenTransaction, aborted: Aborted) -> bool:
-        """Decide how the next attempt differs. Returns whether it may be made at once."""
+        """Decide the difference of the next attempt. Returns whether it may be made at once."""
         remedy = REMEDIES[aborted.cause]
         if not remedy.passes:
             bound_ms = transaction.until_ms
@@ -201,15 +199,14 @@ class Narrowing:
         if self.learn(transaction.failed_records(aborted.failed), was_alone=aborted.was_alone):
             return True
         if not remedy.passes:
-            # The brokers may know the targets otherwise than we do. Asking again is cheap, aborting again is not.
+            # The brokers may have newer facts about the targets. Asking again is cheap, aborting again is not.
             for topic in transaction.counts.delivered:
                 self._targets.expire(topic)
         return self.narrow(transaction, aborted.cause, aborted.failure) and not remedy.waits
 
     def learn(self, failed: Mapping[int, FailedRecord], *, was_alone: bool) -> bool:
-        """Draw the conclusions from failed records, by name, in the order in which they were sent; `was_alone`: there
-        is one, and it was sent by itself. Returns whether the next attempt differs.
-        """
+        """Draw conclusions from failed records, by name, in the order of sending; `was_alone`: there is one, and it was
+        sent by itself. Returns whether the next attempt differs."""
         blamed: dict[Place, Failure] = {}
         unclear: list[int] = []
         put_off: Refusal | None = None
@@ -222,7 +219,7 @@ class Narrowing:
                 named = set(refused) if was_alone else _named(mine)
                 for key in named:
                     self._reject(key, topic, failure)
-                if not named:  # without what is named for certain there may be nothing left to find
+                if not named:  # without the certain culprits, none may be left to find
                     unclear += refused
                 if was_alone or not named:
                     put_off = self._after_refusal(topic, failure, blamed) or put_off
@@ -244,15 +241,14 @@ class Narrowing:
         return learned
 
     def narrow(self, transaction: OpenTransaction, cause: Cause, failure: Failure) -> bool:
-        """Failed records tell nothing: the next attempt is careful, if that may tell more, or smaller. Returns whether
-        it differs.
-        """
+        """Without evidence from failed records, the next attempt is careful, if that may tell more, or smaller. Returns
+        whether it differs."""
         remedy = REMEDIES[cause]
         if remedy.next is Next.CAREFUL and not self.is_careful:
             self.is_careful = True
             return True
         if not transaction.rows:
-            return False  # nothing was taken: fewer rows would not help
+            return False  # no row was taken: fewer rows would not help
         before, self.rows = self.rows, max(1, min(self.rows, transaction.rows) // NARROWER)
         if self.rows < before:
             return True
@@ -267,9 +263,10 @@ class Narrowing:
         self._unclear = np.empty(0, np.int64)
 
     def _after_refusal(self, topic: str, failure: Failure, blamed: dict[Place, Failure]) -> Refusal | None:
-        """One target has had one more abort for its records. Returns why what failed is put off, if it is."""
+        """Count another abort for records of one target. Returns the refusal with which failed records are put off, if
+        any."""
         if topic in self._own_topics:
-            return None  # records for these have no other place
+            return None  # their records have no other place
         count = self._count_refusal(topic, failure)
         if count >= LARGE_REFUSALS_MAX and self._may_be_wary(topic, failure):
             blamed[topic, LARGE] = failure
@@ -280,12 +277,12 @@ class Narrowing:
         return None
 
     def _may_be_wary(self, topic: str, failure: Failure) -> bool:
-        """Whether it may help to leave out what may be too large: not where that is left out already."""
+        """Whether leaving out possibly too large records may help: not if they are left out already."""
         target = self._targets.resolve([topic])[topic]
         return failure.meaning.reason is RejectReason.TOO_LARGE and target.bytes_max is not None and not target.is_wary
 
     def _count_refusal(self, topic: str, failure: Failure) -> int:
-        """How many aborts there were lately for records of this target and this code."""
+        """The number of recent aborts for records of this target and this code."""
         now_s, key = self._clock.monotonic_s(), (topic, failure.code)
         lately = {each: told for each, told in self._refusals.items() if now_s - told[0] <= REFUSALS_S}
         since_s, count = lately.get(key, (now_s, 0))
@@ -293,7 +290,7 @@ class Narrowing:
         return count + 1
 
     def _strike(self, place: Place, limit: int = STRIKES_MAX) -> bool:
-        """Whether the same place has failed often enough, whatever the code says."""
+        """Whether the same place has failed often enough, with any codes."""
         count = self._strikes[place] = self._strikes.get(place, 0) + 1
         if count < limit:
             return False
@@ -301,13 +298,13 @@ class Narrowing:
         return True
 
     def _avoid(self, blamed: Mapping[Place, Failure]) -> bool:
-        """Targets, or partitions of them, take nothing. Returns whether that leads anywhere."""
+        """Avoid targets, or partitions of them, that take nothing. Returns whether that makes a difference."""
         if not blamed:
             return False
-        # Where the brokers say it themselves, they also say when it is over; else there is the breaker.
+        # If the brokers report the failure themselves, they also report its end; otherwise the breaker ends it.
         told = self._targets.look_again({topic for topic, _ in blamed})
         if told is None:
-            return False  # it is not this target that does not answer
+            return False  # the silence is not this target's
         for (topic, partition), failure in blamed.items():
             if topic not in told:
                 self._targets.trip(topic, partition, failure.refusal)
@@ -315,7 +312,7 @@ class Narrowing:
 
     def _reject(self, key: int, topic: str, failure: Failure) -> None:
         if topic in self._delay_topics and self._has_shrunk(topic, failure):
-            return  # of all that a command copies, the next attempt leaves out what is too large
+            return  # the next attempt leaves out the command's copies that are too large
         found = self.findings
         if len(found.rejected) + len(found.no_letter) + len(found.no_copy) >= REJECTED_MAX:
             self._forget_records()
@@ -323,8 +320,8 @@ class Narrowing:
         if topic not in self._own_topics:
             found.rejected[key] = failure.refusal
         else:
-            # A cancel that is sent on can only go to the delay topic, and what does not fit there only to the dead
-            # letters. So the first refusal leads to the other topic of the two, the second one nowhere.
+            # A forwarded cancel can only go to the delay topic, and a record beyond that topic's limit only to the dead
+            # letters. So the first refusal leads to the other of the two topics, and the second one nowhere.
             nowhere = key in found.no_letter or key in found.no_copy
             (found.no_copy if topic in self._delay_topics else found.no_letter).add(key)
             if nowhere:
@@ -332,7 +329,7 @@ class Narrowing:
         self._unclear = self._unclear[self._unclear != key]
 
     def _has_shrunk(self, topic: str, failure: Failure) -> bool:
-        """Whether a topic that refuses a record for its size turns out to take smaller ones only than was known."""
+        """Whether a topic that refuses a record for its size has a lower limit than the known one."""
         if failure.meaning.reason is not RejectReason.TOO_LARGE:
             return False
         before = self._targets.resolve([topic])[topic].bytes_max
@@ -341,7 +338,7 @@ class Narrowing:
         return before is not None and now is not None and now < before
 
     def _cut_letter(self, key: int, topic: str, failure: Failure) -> None:
-        """Neither of our own topics takes a record: its dead letter is cut, or its source has to wait."""
+        """Neither of the bridge's own topics takes a record: cut its dead letter, or hold its source."""
         if key in self.findings.cut or failure.meaning.reason is not RejectReason.TOO_LARGE:
             source = int(sources_of(np.array([key], np.int64))[0]) & SOURCE_MAX
             self._stuck[source] = Unwritable(detail=f"{topic}: {failure.detail}")
@@ -358,7 +355,7 @@ def _by_place(failed: Mapping[int, FailedRecord]) -> dict[Place, list[tuple[int,
 
 
 def _named(mine: list[tuple[int, Failure]]) -> set[int]:
-    """Failed records of one partition, in the order in which they were sent, that stand between two bystanders."""
+    """Failed records of one partition, in the order of sending, that stand between two bystanders."""
     faults = [failure.fault for _, failure in mine]
     between = zip(mine[1:-1], faults, faults[1:], faults[2:], strict=False)
     wanted = (Fault.BYSTANDER, Fault.RECORD, Fault.BYSTANDER)

@@ -1,4 +1,4 @@
-"""One transaction under way: what was taken, planned and sent, and what it leads to."""
+"""An open transaction: its taken, planned and sent rows, and the committed states after it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from timerstore.rows.sources import SourceName, Sources
 
 
 class Stale(Exception):
-    """Partitions were revoked since the store was based on their committed states: nothing of this may be committed."""
+    """Partitions were revoked after the store was based on their committed states: nothing of this may be committed."""
 
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """One transaction under way; `loan` are its rows, as the store has given them."""
+    """An open transaction; `loan` has its rows."""
 
     loan: Transaction
     opened_s: float
     opened_ms: int
     until_ms: int = 0
-    """What was due by then may be in it; 0: nothing was taken."""
+    """The bound of its last take (ms); 0: no row was taken."""
     begun: bool = False
     planned: int = 0
     accepted: int = 0
@@ -48,21 +48,21 @@ class OpenTransaction:
     pieces: list[Planned] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     targets: dict[str, Target] = field(default_factory=dict)
-    """What was known of them when records were sent there; the best of it."""
+    """The best known state of each target when records were sent there."""
     counts: Counts = field(default_factory=Counts)
     traced: list[tuple[int, Sequence[Delivery]]] = field(default_factory=list)
-    """When they were produced (ms), and the messages that get a span."""
+    """The time of production (ms), and the messages with a span."""
     answers: list[Answer] = field(default_factory=list)
-    """What came of commands."""
+    """The outcomes of commands."""
     setbacks: list[Setback] = field(default_factory=list)
-    """What was not delivered, and why."""
+    """Undelivered records, with the reasons."""
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
-    """What it leads to, when it was last asked."""
+    """The committed states after it, as of the last look."""
     offsets: list[TopicPartition] = field(default_factory=list)
-    """These, as Kafka takes them."""
+    """The same, in Kafka's form."""
 
     def add(self, plan: Plan) -> int:
-        """Rows that were planned. Returns the number within the transaction of the first of them."""
+        """Add the rows of a plan. Returns the number within the transaction of the first of them."""
         first = self.rows
         rows = plan.rows
         self.pieces.append(Planned.of(rows.keys, rows.at, rows.kind, rows.payload, rows.tick))
@@ -75,7 +75,7 @@ class OpenTransaction:
         return first
 
     def produced(self, plan: Plan, lateness_ms: Int64s, now_ms: int) -> None:
-        """The plan's records were handed to the client, the last of them now; `lateness_ms` is of what it delivers."""
+        """The client has the plan's records, the last of them since `now_ms`; `lateness_ms` is of its deliveries."""
         for topic, target in plan.targets.items():
             if topic not in self.targets or self.targets[topic].takes_less_than(target):
                 self.targets[topic] = target
@@ -84,13 +84,13 @@ class OpenTransaction:
             self.traced.append((now_ms, plan.traced))
 
     def failed_records(self, rows: Mapping[int, FailedRecord]) -> dict[int, FailedRecord]:
-        """The same, by packed (source, offset) in place of the row's number within the transaction."""
+        """The same records, by packed (source, offset) in place of the row's number within the transaction."""
         keys = self._keys()
         wanted = np.fromiter(rows, np.int64)
         result = {}
         for sent in self.sent:
             for row in np.intersect1d(sent.ids + sent.first, wanted).tolist():
-                if rows[row].topic == sent.topic:  # a tick is sent to its target and, as the next one, to its own topic
+                if rows[row].topic == sent.topic:  # a tick goes to its target, and the next one to its own topic
                     result[int(keys[row])] = rows[row]
         return result
 
@@ -98,21 +98,21 @@ class OpenTransaction:
         return np.concatenate([np.empty(0, np.int64), *(piece.keys for piece in self.pieces)])
 
     def output(self) -> Output:
-        """What it may have written."""
+        """The records that it may have written."""
         keys = self._keys()
         sent = [(each.topic, keys[each.ids + each.first]) for each in self.sent]
         return Output(planned=self.pieces, sent=sent, began_ms=self.opened_ms, after=self.states)
 
     def places(self) -> set[tuple[str, int]]:
-        """Topics and partitions that records were sent to; -1 for those that the partitioner chose."""
+        """Topics and partitions of its records; -1 for a choice of the partitioner."""
         return {place for sent in self.sent for place in sent.places()}
 
     def look_ahead(
         self, states: States, sources: Sources, said: Said, notes: LogNotes, again: Collection[SourceName] = ()
     ) -> None:
-        """Set the committed states after it, and the offsets, which are the same object while they are the same; each
-        partition is to say `said` of targets, and those of `again` are written in any case. Raises InternalError when
-        one would go back (I1)."""
+        """Set the committed states after it, and the offsets; without a change they remain the same object. Each
+        partition states `said` about targets; the states of `again` are written in any case. Raises InternalError for a
+        state that would go back (I1)."""
         told = {name: state.saying(said) for name, state in states.items() if state.pauses != said}
         result = {name: states[name] for name in again if name in states}
         result |= {name: state for name, state in told.items() if state != states[name]}
@@ -128,18 +128,18 @@ class OpenTransaction:
             self.offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in result.items()]
 
     def acknowledge(self) -> None:
-        """The commit is known."""
+        """The commit is certain."""
         self.is_ended = True
         self.loan.acknowledge()
 
     def rollback(self) -> None:
-        """Known not to be committed."""
+        """The transaction was certainly not committed."""
         if not self.is_ended:
             self.is_ended = True
             self.loan.rollback()
 
 
 def bug(message: str, *, code: str, **fields: object) -> InternalError:
-    """A promise of delivery to itself is broken; nothing was committed."""
+    """An internal promise of delivery is broken; nothing was committed."""
     hint = "This is a bug of the bridge; nothing was committed. Please report it."
     return InternalError(message, hint=hint, code=code, **fields)

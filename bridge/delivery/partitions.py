@@ -1,4 +1,4 @@
-"""The partitions of a store that are delivered, on which committed states, and those that are still to catch up."""
+"""The delivered partitions of a store with their committed states, and the partitions that are still catching up."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ log = structlog.get_logger("bridge.delivery.dispatcher")
 
 
 class Partitions:
-    """See the module. The dispatcher's thread, or any while it is at rest; `expect` and `join` under its lock."""
+    """See the module. For the dispatcher's thread, or any while that is at rest; `expect` and `join` under its lock."""
 
     def __init__(self, membership: Callable[[], Membership], commands_first: CommandsFirst) -> None:
         self._membership = membership
         self._commands_first = commands_first
         self.states: dict[SourceName, CommittedState] = {}
         self.coming: dict[SourceName, CommittedState] = {}
-        """Of partitions that the store holds until they have caught up; nothing else commits for them meanwhile."""
+        """Partitions that the store holds until they have caught up; nothing else commits for them meanwhile."""
         self.notes = LogNotes()
         self.revocations = 0
 
     def begin(self, store: TimerStore, states: States, log_ends: Offsets, *, is_known: bool) -> None:
-        """Deliver from another store, which was opened on `states`, once commands below `log_ends` are read;
+        """Deliver from another store, which was opened on `states`, once commands below `log_ends` are read.
         `is_known`: nothing else has committed for these partitions. Raises InternalError for states from before the
-        last commit, where no log was cut."""
+        last commit, unless the log was cut."""
         old = {n: state for n, state in self.states.items() if n in states and state.cuts == states[n].cuts}
         if is_known and not are_same_progress(old, states):
             raise bug("the store lies behind the last commit", code="DB-7002")
@@ -41,12 +41,12 @@ class Partitions:
         self._commands_first.begin(log_ends, self.coming)
 
     def expect(self, states: States, log_ends: Offsets) -> None:
-        """These are to catch up, and commands below these ends to be read."""
+        """Wait until these partitions have caught up, and commands below these ends are read."""
         self.coming = {**self.coming, **states}
         self._commands_first.expect(log_ends)
 
     def join(self, store: TimerStore) -> list[SourceName]:
-        """The partitions that have caught up with their committed O, and are delivered from now on."""
+        """Deliver the partitions that have caught up with their committed O; returns them."""
         arrived = store.assignment.arrived() if self.coming else []
         joined = store.assignment.joined(self._commands_first.ready(arrived, store)) if arrived else []
         self.states |= {name: self.coming.pop(name) for name in joined}
@@ -57,22 +57,22 @@ class Partitions:
         return joined
 
     def forget(self, gone: Collection[SourceName]) -> None:
-        """They are another instance's."""
+        """Forget partitions of other instances."""
         for states in (self.states, self.coming):
             for name in gone:
                 states.pop(name, None)
         self._commands_first.forget(gone)
 
     def have_room_for(self, said: Said) -> bool:
-        """Whether each can say this of targets."""
+        """Whether each state has room for this about targets."""
         return all(each.has_room_for(said) for each in list(self.states.values()))
 
     def all(self) -> list[CommittedState]:
-        """The states of those that come, too."""
+        """All states, including those of coming partitions."""
         return [*self.states.values(), *self.coming.values()]
 
     def member_for(self, written: Mapping[SourceName, CommittedState]) -> Membership:
-        """Raises Stale where the member may not commit for these partitions."""
+        """The membership for a commit. Raises Stale where the member may not commit for these partitions."""
         member = self._membership()
         if member.revocations > self.revocations or not member.partitions >= written.keys():
             raise Stale

@@ -1,13 +1,13 @@
-"""Brings forward what was put off for a paused target, once the pause has ended; and learns what other instances have
-been told of pauses.
+"""Resuming: brings messages forward that a paused target has put off, once the pause has ended; and learns of pauses
+that other instances were told.
 
-The messages are found by their target, and moved by commands of up to 20 messages each (`delay-until: due`), so many a
-second: exactly once, like any command. What is still to be done needs no record of its own: it is what a search finds.
+A search by target finds the messages. Commands for up to 20 messages each (`delay-until: due`) move them, at a limited
+rate: exactly once, like any command. The remaining work needs no record of its own: a search finds it again.
 
-    1 search     waiting copies of messages that are due, written before the pause ended        nothing
-    2 command    into the partition of each, and its answer is waited for                       it is carried out
-    3 again      some seconds later, and after a minute: copies may have been under way, and
-                 other instances learn of the end later; and whenever partitions have come      searched again
+    1 search     waiting copies of due messages, written before the pause ended                 nothing
+    2 command    one into the partition of each message, then a wait for its answer             it is carried out
+    3 again      after some seconds, and after a minute: copies may have been in transit,
+                 and other instances learn of the end later; also after partitions came         searched again
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from timerstore.store import TimerStore
 
 LOOK_S: Final = 1.0
 OTHERS_S: Final = 5.0
-"""How often the states of other instances' partitions are read."""
+"""Interval between reads of the states of other instances' partitions."""
 AGAIN_MS: Final = (0, 5_000, 65_000)
-"""When it is searched, after the pause ended or partitions came."""
+"""The times of the searches, after the end of the pause or the arrival of partitions."""
 LATE_MS: Final = 60_000
-"""Copies that are written up to so long after the end of a pause are brought forward, too: another instance may have
-heard of it later, and clocks differ."""
+"""Copies written up to this long after the end of a pause are brought forward, too: another instance may have learned
+of it later, and clocks differ."""
 ANSWER_S: Final = 10.0
 
 Named = Sequence[tuple[SourceName, tuple[int, ...]]]
-"""Messages by the offsets of their originals, at most MOVED_MAX each."""
+"""Messages by the offsets of their originals, up to MOVED_MAX each."""
 
 log = structlog.get_logger("bridge.delivery.resuming")
 
 
 @dataclass(slots=True)
 class _Pass:
-    """The searches for what one pause has put off; `after` is how far the present one is."""
+    """The searches for the messages that one pause has put off; `after` is the place of the present search."""
 
     began_ms: int
     number: int = 0
@@ -73,8 +73,8 @@ class Resuming:
         clock: Clock,
         rate: int,
     ) -> None:
-        """`store` is None until it is complete; `bring` writes commands that bring messages forward (None: partitions
-        have gone), `read` reads committed states; `window_ms` is the largest roll window; `rate` are messages a
+        """`store` is None until it is complete. `bring` writes commands that bring messages forward (None: partitions
+        have gone), `read` reads committed states; `window_ms` is the largest roll window; `rate` is in messages a
         second."""
         self._pauses, self._store, self._bring = pauses, store, bring
         self._read, self._window_ms = read, window_ms
@@ -84,7 +84,7 @@ class Resuming:
         self._passes: dict[tuple[str, int], _Pass] = {}
 
     def look(self) -> float:
-        """Do a second's work at most; returns how long to wait for the next (s)."""
+        """Work for up to a second; returns the wait until the next call (s)."""
         store = self._store()
         if store is None:
             return LOOK_S
@@ -103,7 +103,7 @@ class Resuming:
         self._pauses.read(self._read(sorted(others)))
 
     def _bring_forward(self, store: TimerStore) -> float:
-        joining = frozenset(store.assignment.joining())  # what they hold is not known yet
+        joining = frozenset(store.assignment.joining())  # their content is not known yet
         owned = frozenset(store.next_offsets()) - joining
         if owned != self._owned:
             self._owned = owned
@@ -119,7 +119,7 @@ class Resuming:
         return LOOK_S
 
     def _page(self, store: TimerStore, name: str, ended_ms: int, search: _Pass) -> float:
-        """Bring forward what is found first; returns how long that is to last (s)."""
+        """Bring one page of found messages forward; returns the wait that keeps the rate (s)."""
         began_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         query = Query(target=name, due_until_ms=now_ms + 1, at_from_ms=now_ms + 1, ts_until_ms=ended_ms + LATE_MS + 1)
         page = store.find_originals(query, now_ms, after=search.after, limit=min(self._rate, ORIGINALS_MAX))

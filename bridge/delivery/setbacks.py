@@ -1,10 +1,9 @@
-"""What goes wrong with records, told once it is committed: which targets fail as long as messages wait for them, and a
-line in the log for each new cause, with the place of a record.
+"""Setbacks of records, reported once committed: the targets that fail while messages wait for them, and a line in the
+log for each new cause, with the place of a record.
 
-    retries       the target fails until the last of its messages is tried again (`Targets.await_until`): a line when it
-                  begins to
-    dead letters  a line for each reason that was not told for AGAIN_S
-    producers     a line for each that is lost; the second in a minute that was fenced ends the process
+    retries       the target fails until the last retry of its messages (`Targets.await_until`): a line at the beginning
+    dead letters  a line for each reason, unless it was reported within AGAIN_S
+    producers     a line for each lost one; the second that is fenced within a minute ends the process
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ log = structlog.get_logger("bridge.delivery.setbacks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setback:
-    """Records that were not delivered for one reason: `record` is the place of the first (topic/partition/offset),
-    `topic` the one that fails, where one does; `until_ms` is when the last of them is tried again, None for dead
-    letters."""
+    """Records that one reason kept from delivery: `record` is the place of the first (topic/partition/offset), `topic`
+    the failing one, if any; `until_ms` is the time of the last retry, None for dead letters."""
 
     reason: str
     detail: str
@@ -45,7 +43,7 @@ class Setback:
 
 
 def setbacks(plan: Plan) -> Iterator[Setback]:
-    """Those of a plan: one for each target and reason, of dead letters one for each reason."""
+    """The setbacks of a plan: one for each target and reason; for dead letters, one for each reason."""
     rows, fates = plan.rows, plan.fates
     if fates.are_plain:
         return
@@ -90,7 +88,7 @@ class SetbackLog:
         self._told_s: dict[str, float] = {}
 
     def committed(self, found: Iterable[Setback]) -> None:
-        """These are in Kafka."""
+        """These setbacks are in Kafka."""
         for each in found:
             told = {"reason": each.reason, "detail": each.detail, "record": each.record}
             if each.topic is not None and each.until_ms is not None:
@@ -107,15 +105,16 @@ class SetbackLog:
 
 
 class Breaks:
-    """Producers that were lost. One thread."""
+    """Lost producers. One thread."""
 
     def __init__(self, budgets: TimeBudgets, clock: Clock, metrics: Metrics) -> None:
         self._budgets, self._clock, self._metrics = budgets, clock, metrics
         self._fenced_s: float | None = None
 
     def note(self, broken: Broken, opened_s: float | None, rows: int) -> None:
-        """One was lost, with a transaction of so many rows that was begun then, if any. Raises FencedError when it was
-        fenced twice within a minute, and the age of the transaction does not explain it."""
+        """Report a lost producer, with the start and the number of rows of its transaction, if any. Raises FencedError
+        when a producer is fenced for the second time within a minute, and the age of the transaction does not explain
+        it."""
         failure, now_s = broken.failure, self._clock.monotonic_s()
         is_indefinite = isinstance(broken, Indefinite)
         log.warning("producer-lost", code=failure.code, reason=failure.detail, is_indefinite=is_indefinite)
@@ -126,7 +125,7 @@ class Breaks:
         if self._budgets.is_timed_out(age_s):
             log.warning("transaction-timed-out", open_s=round(age_s, 1), rows=rows)
             return
-        # A transaction that outlived its time-out looks the same as a rival. A rival does it again.
+        # A transaction that outlived its time-out looks like a rival. A rival fences again.
         if self._fenced_s is not None and now_s - self._fenced_s < FENCED_AGAIN_S:
             raise fenced(broken.fenced_by)
         self._fenced_s = now_s

@@ -1,4 +1,4 @@
-"""The thread that delivers as a state machine: everything that decides its state is in this file.
+"""The dispatcher's thread as a state machine: all decisions about its state are in this file.
 
        .---------------- PRODUCER_LOST -----------------------------.
        v                                      |                     |
@@ -7,15 +7,15 @@
                          '-------- HOLD ----------------------------'
     each of them --STOPPED--> ENDED
 
-    state       what the thread does                                     the store
-    OPENING     makes a producer, again and again                        is not touched
-    HELD        waits to be resumed                                      is not touched
-    RESOLVING   learns what a commit without an answer came to, if any   has the rows of that transaction on loan
-    DELIVERING  takes, produces, commits                                 has the rows of one transaction on loan
-    ENDED       nothing                                                  is not touched
+    state       work of the thread                                        rows of the store
+    OPENING     makes a producer, again and again                         untouched
+    HELD        waits for `resume`                                        untouched
+    RESOLVING   learns the outcome of a commit without an answer, if any  those of that transaction are on loan
+    DELIVERING  takes, produces, commits                                  those of one transaction are on loan
+    ENDED       nothing                                                   untouched
 
-Other threads do not change the state. They make requests, which the thread obeys between two steps, when no transaction
-is open (but one whose commit got no answer): in `Lifecycle.obey`. A step ends with an event, or with none.
+Other threads do not change the state. They make requests, which the thread obeys between two steps (`Lifecycle.obey`).
+Then no transaction is open, except one whose commit got no answer. A step ends with an event, or with none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Final
 from bridge.errors import InternalError
 
 HELD_LOOK_S: Final = 1.0
-"""How often the thread does what is to be done now and then while it is held."""
+"""The interval of periodic work while the thread is held."""
 
 
 BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -45,7 +45,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What moves the thread from one state to the next."""
+    """The causes of transitions."""
 
     OPENED = "opened"
     RESUMED = "resumed"
@@ -56,10 +56,10 @@ class Event(Enum):
 
 
 class Request(Enum):
-    """What other threads ask for."""
+    """The requests of other threads."""
 
     HOLD = "hold"
-    """Until `Lifecycle.resume`. The thread makes this request itself when its assignment is out of date."""
+    """Valid until `Lifecycle.resume`. The thread makes this request itself when its assignment is out of date."""
     STOP = "stop"
 
 
@@ -72,12 +72,12 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
     State.ENDED: {},
 }
 AT_REST: Final = frozenset({State.OPENING, State.HELD, State.ENDED})
-"""The store is not touched."""
+"""States that do not touch the store."""
 AT_WORK: Final = frozenset({State.RESOLVING, State.DELIVERING})
 
 
 class Lifecycle:
-    """The state, and the requests of other threads. `changed` guards both, and what changes with them."""
+    """The state, and the requests of other threads. `changed` guards both, and everything that changes with them."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -88,7 +88,7 @@ class Lifecycle:
     # -- any thread
 
     def ask(self, request: Request) -> None:
-        """Have the thread do that as soon as no transaction is open."""
+        """Have the thread do this as soon as no transaction is open."""
         with self.changed:
             self._requests.add(request)
             self.changed.notify_all()
@@ -99,18 +99,18 @@ class Lifecycle:
             self.changed.notify_all()
 
     def is_asked(self, *requests: Request) -> bool:
-        """Whether one of these requests is still to be obeyed."""
+        """Whether one of these requests is pending."""
         return not self._requests.isdisjoint(requests)
 
     def wait_for(self, states: Collection[State], timeout_s: float) -> bool:
-        """Wait until the thread is in one of these states. Returns whether it is."""
+        """Wait for one of these states. Returns whether the thread has reached one."""
         with self.changed:
             return self.changed.wait_for(lambda: self.state in states, timeout_s)
 
     # -- the thread
 
     def obey(self, *now_and_then: Callable[[], None]) -> bool:
-        """Do what is asked for; while held, wait here. False: the thread is to end."""
+        """Obey the requests; while held, wait here. Returns False if the thread must end."""
         with self.changed:
             while Request.STOP not in self._requests:
                 for act in now_and_then:
@@ -127,7 +127,7 @@ class Lifecycle:
             return False
 
     def advance(self, event: Event | None) -> None:
-        """Go to the next state; None: stay. Raises InternalError where the table has none."""
+        """Go to the next state; None: stay. Raises InternalError for an event without a transition."""
         if event is None:
             return
         with self.changed:
@@ -142,13 +142,13 @@ class Lifecycle:
             self.changed.notify_all()
 
     def pause(self, seconds: float) -> None:
-        """Wait, but not once the thread is to stop, or to be held (which does not hurry the making of a producer)."""
+        """Wait; a request to stop ends the wait. So does a request to hold, except while a producer is made."""
         urgent = {Request.STOP} if self.state is State.OPENING else {Request.STOP, Request.HOLD}
         with self.changed:
             self.changed.wait_for(lambda: self.is_asked(*urgent), seconds)
 
     def back_off(self) -> None:
-        """Wait after a failure, for longer after each that follows it; `failures` are set to 0 by a success."""
+        """Wait after a failure, longer after each further one. A success resets `failures` to 0."""
         seconds = BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)]
         self.failures += 1
         self.pause(seconds)

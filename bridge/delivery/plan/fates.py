@@ -98,8 +98,7 @@ DEAD_LETTER_TOPIC: Final = "dead-letter-topic"
 _LASTING: Final = frozenset({RejectReason.TARGET_DENIED, RejectReason.UNKNOWN_TARGET})
 """Refusals of a delay topic that do not pass soon: dead letters take the place of retries."""
 _LETTER_BYTES: Final = 4 * DETAIL_CHARS_MAX + 1_000
-"""The largest excess of a dead letter over the copy of its record: the reason in words, and the names of its
-headers."""
+"""The excess of a dead letter over the copy of its record, at most: the reason in words, and the names of headers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +142,11 @@ class Fates:
         return bool(self.fate.max(initial=0) <= Fate.DELIVER.value)
 
     def instead(self, rows: Bools, fate: Fate, reason: Refusal | int = OWN, *, was: Fate = Fate.DELIVER) -> Fates:
-        """Give another fate to those of `rows` bool[n] with the fate `was`; without such rows, returns the same
-        object."""
+        """Give another fate to those of `rows` bool[n] with the fate `was`; without such rows, the same object."""
         return self.put(np.flatnonzero(rows & self.are(was)), fate, [reason])
 
     def put(self, ids: Ids, fate: Fate, reasons: Sequence[Refusal | int] | None = None) -> Fates:
-        """Give the rows `ids` another fate, for one reason, for one reason each, or for the present ones (None); as
-        `instead`."""
+        """Give the rows `ids` another fate, with one reason, with one each, or with the present ones (None)."""
         if not len(ids):
             return self
         fates, codes = self.fate.copy(), self.reason.copy()
@@ -307,8 +304,7 @@ def by_kind(rows: DueRows, now_ms: int) -> Fates:
 
 
 def recurring(rows: DueRows, fates: Fates, ticks: Ticks, own: OwnTopics) -> Fates:
-    """The fates of rows with a schedule. A schedule ends without a possible copy for its next tick, and the letter says
-    so."""
+    """The fates of rows with a schedule. It ends if its next tick cannot be copied, and the letter says so."""
     silent = np.flatnonzero(ticks.is_silent)
     goes_on = ticks.has_next[silent]
     fates = fates.put(silent[goes_on], Fate.ADVANCE).put(silent[~goes_on], Fate.NOTHING)
@@ -368,8 +364,7 @@ def overdue(fates: Fates, rows: Bools) -> Fates:
 
 
 def deferred(fates: Fates, ids: Ids, slots_ms: Int64s, now_ms: int) -> Fates:
-    """Defer the rows `ids` to their slots in the catch-up, int64[m]; those with a slot within BURST_MS are delivered at
-    once."""
+    """Defer the rows `ids` to their slots in the catch-up, int64[m], but not to slots within BURST_MS."""
     later = slots_ms > now_ms + BURST_MS
     at_ms = fates.at_ms.copy()
     at_ms[ids[later]] = slots_ms[later]
@@ -468,8 +463,7 @@ def letters_down(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
 def timed(
     rows: DueRows, fates: Fates, policy: RetryPolicy, now_ms: int, windows_ms: Mapping[str, int] = MappingProxyType({})
 ) -> Fates:
-    """Set the effective times of retries and held dead letters. `windows_ms`: the longest wait of a record, by delay
-    topic."""
+    """Set the effective times of retries and held letters. `windows_ms`: a record's longest wait, by delay topic."""
     ids = fates.ids(Fate.RETRY, Fate.HOLD)
     failures = np.maximum(1, rows.attempt[ids] + fates.count_attempts(ids))
     failures[fates.fate[ids] == Fate.HOLD] = 1
