@@ -1,1 +1,1 @@
-"""Doubts: transactions that ended unasked, and committed states in Kafka that are not the bridge's."""
+"""Doubts: transactions that ended unasked, and committed states in Kafka that are not the bridge's own."""

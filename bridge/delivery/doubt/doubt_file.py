@@ -1,12 +1,12 @@
-"""Doubts in a file beside the index, as long as their rows may be pending. A pure value, and its text.
+"""Doubts in a file beside the index, for as long as their rows may be pending. A pure value, and its text.
 
-The text is compressed: with the numbers that a producer may choose, it takes 45 bytes a row at the worst, so that the
-file has room for 1.4 million rows. The largest transaction that can be configured has a million, and one that ends
-unasked makes the next one eight times smaller.
+The text is compressed. With numbers chosen by a hostile producer it takes up to 45 bytes a row, so the file has room
+for 1.4 million rows. The largest configurable transaction has a million rows, and the one after an unasked end is eight
+times smaller.
 
-A doubt holds until the committed state covers its rows, whoever has committed it. So it outlives stores, the process,
-and times in which the partition is another instance's. It ends with its topic, and above a cut of its log: other
-records have these offsets then.
+A doubt holds until the committed state covers its rows, whoever has committed that. So it outlives stores, the process,
+and times in which the partition belongs to another instance. It ends with its topic, and above a cut of its log: there,
+other records have these offsets.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from timerstore.rows.sources import NamedPosition, SourceName, unseen_cut
 
 FILE: Final = "rows-in-doubt.json"
 LEVEL: Final = 1
-"""Of compression: delivery waits for it."""
+"""The compression level: delivery waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """Rows of one partition that a transaction had when it ended unasked.
+    """Rows of one partition in a transaction that ended unasked.
 
-    `rows` by offset, in this order; `unread` the topics that they were sent to and that are not looked up yet, with the
-    offsets of those rows; `written` the records that were found. The transaction began at `began_ms`, when O was
+    `rows` by offset, in ascending order; `unread`: the rows' destination topics that are not yet looked up, with the
+    offsets of those rows; `written`: the records that were found. The transaction began at `began_ms`, when O was
     `since`. `last` is the largest position of the rows (None: they are finished by offset); `topic_id` and `cut`, a
-    number, tell the log.
-    """
+    number, identify the log."""
 
     topic_id: str
     cut: int
@@ -52,24 +51,24 @@ class Doubt:
 
     @property
     def offset(self) -> int:
-        """The place by which an operator names it."""
+        """The place by which an operator names the doubt."""
         return next(iter(self.rows))
 
     def in_doubt(self) -> set[int]:
-        """Rows that have been sent to a topic which is not looked up yet."""
+        """Rows with a destination topic that is not yet looked up."""
         return {offset for offsets in self.unread.values() for offset in offsets}
 
     def read(self, topic: str) -> Doubt:
-        """That topic was looked up."""
+        """The doubt after the look-up of a topic."""
         return replace(self, unread={name: offsets for name, offsets in self.unread.items() if name != topic})
 
     def found(self, parts: Mapping[int, Part]) -> Doubt:
-        """These have been seen."""
+        """The doubt after these records were seen."""
         new = {o: self.written.get(o, Part.NONE) | part for o, part in parts.items() if o in self.rows}
         return replace(self, written={**self.written, **new})
 
     def decided(self, name: SourceName, *, is_committed: bool) -> Doubt:
-        """The records that were not looked up count as written, or as not."""
+        """The doubt after a decision: the records without a look-up count as written, or as not written."""
         parts: dict[int, Part] = {}
         for topic, offsets in self.unread.items() if is_committed else ():
             sought = Part.RECORD | Part.NEXT if topic == name[0] else Part.RECORD
@@ -77,7 +76,7 @@ class Doubt:
         return replace(self.found(parts), unread={})
 
     def joined(self, later: Doubt) -> Doubt:
-        """Both, of the same log."""
+        """Both doubts, of the same log, in one."""
         return replace(
             later,
             began_ms=min(self.began_ms, later.began_ms),
@@ -89,12 +88,12 @@ class Doubt:
         )
 
     def under(self, name: SourceName, state: CommittedState) -> Doubt | None:
-        """The rest of it under a committed state."""
+        """The rest of the doubt under a committed state."""
         if state.topic_id != self.topic_id:
             return None
         kept, cut = self, unseen_cut(state.cuts, self.cut)
         if cut is not None:
-            # Copies that are written behind a cut lie below the O of before it.
+            # Copies that are written behind a cut lie below the O from before the cut.
             number, since = state.cuts[-1][0] if state.cuts else 0, min(self.since, cut)
             kept = replace(self._within(range(cut)), cut=number, since=since)
         if kept.rows and kept.offset < state.first_offset:  # given up by an operator, or no longer in the log
@@ -123,14 +122,14 @@ class DoubtFile:
         self._file = JsonFile(directory, FILE, "messages in doubt are delivered again then, so that some come twice.")
 
     def write(self, doubts: Mapping[SourceName, Doubt]) -> None:
-        """In place of all before. Raises EnvironmentFailure."""
+        """Write these doubts in place of all earlier ones. Raises EnvironmentFailure."""
         if doubts or self._file.path.exists():
             text = json.dumps([_told(name, doubt) for name, doubt in doubts.items()], separators=(",", ":"))
             self._file.write({"doubts": base64.b64encode(zlib.compress(text.encode(), LEVEL)).decode()})
 
     def read(self) -> dict[SourceName, Doubt]:
-        """Raises EnvironmentFailure, also where it is damaged: a start ends with that, since nobody knows which
-        partitions to hold."""
+        """Read the doubts. Raises EnvironmentFailure, also for a damaged file: it ends a start, since the partitions to
+        hold are unknown."""
         return self._file.read(_unpacked) or {}
 
 

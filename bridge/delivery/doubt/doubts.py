@@ -1,22 +1,21 @@
-"""Transactions that ended unasked: the records of each that are in Kafka, and its messages in doubt.
+"""Transactions that ended unasked: their records in Kafka, and their messages in doubt.
 
-    1 note        rows, and the topics they were sent to, in memory and in a file (doubt_file.py); the rows go back. The
-                  states that the transaction may have committed, in another file (torn_states.py)
+    1 note        the rows, and their destination topics, in memory and in a file (doubt_file.py); the rows go back. The
+                  states that the transaction may have committed go to another file (torn_states.py)
     2 hold        the partitions of these rows; all others are delivered
-    3 look up     the topics are read in a thread (search.py), once the transaction's id has a new epoch: one look-up at
-                  a time, which goes on for the partitions that stay while others come and go
-    4 release     a partition whose topics are all read: a row whose record is there is finished without another one,
+    3 look up     a thread reads the topics (search.py), once the transaction's id has a new epoch: one look-up at a
+                  time, which goes on for the partitions that stay while others come and go
+    4 release     a partition whose topics are all read: a row with a record there is finished without another one, and
                   the others are delivered
     5 forget      rows that a committed state covers
 
     a topic cannot be read (no Read, no answer) ----------> its partitions stay held; it is read again, and again
-    held -- `delay-bridge resolve --as aborted` ----------> the rows are pending: those delivered before are repeated
-    held -- `delay-bridge resolve --as committed` --------> the rows are finished: those not delivered are lost
+    held -- `delay-bridge resolve --as aborted` ----------> the rows are pending: delivered messages are repeated
+    held -- `delay-bridge resolve --as committed` --------> the rows are finished: undelivered messages are lost
 
-A crash before 1 leaves (O, P), whatever they say; after it, each step is done again. Another instance that takes the
-partition over knows nothing of all this, and goes by (O, P). Rows that it leaves pending are in doubt here when the
-partition comes back.
-"""
+A crash before step 1 leaves the (O, P) that Kafka holds; after it, each step is done again. Another instance that takes
+the partition over has no record of all this, and goes by (O, P). Rows that it leaves pending are in doubt here when the
+partition comes back."""
 
 from __future__ import annotations
 
@@ -44,11 +43,11 @@ from timerstore.rows.position import AT_MIN, OFFSET_BITS, OFFSET_MAX, Int64s
 from timerstore.rows.sources import SourceName, Sources
 
 LOOK_S: Final = 1.0
-"""Between two looks at an operator's choices."""
+"""Interval between looks at an operator's choices."""
 AGAIN_S: Final = (5.0, 10.0, 30.0, 60.0, 300.0)
-"""Between two look-ups of topics that could not be read."""
+"""Intervals between look-ups of topics that could not be read."""
 DOUBT: Final = "unasked-end"
-"""The doubt of a partition that is held, in metrics."""
+"""The metrics' name for the doubt of a held partition."""
 COMMITTED: Final = "committed"
 
 log = structlog.get_logger("bridge.delivery.doubt")
@@ -72,7 +71,7 @@ class Output:
 
 
 class Doubts:
-    """See the module. The dispatcher's thread; `held`, `counts` and `alarms` any."""
+    """See the module. For the dispatcher's thread; `held`, `counts` and `alarms` for any."""
 
     def __init__(
         self,
@@ -96,24 +95,24 @@ class Doubts:
         self._metrics = metrics
         self._run = run
         self.written: dict[int, Part] = {}
-        """What rows have in Kafka, by packed (source, offset); the same object always."""
+        """The rows' records in Kafka, by packed (source, offset); always the same object."""
         self._doubts: dict[SourceName, Doubt] = {}
-        """Replaced, and never changed: other threads read it."""
+        """Replaced, never changed: other threads read it."""
         self._here: frozenset[SourceName] = frozenset()
-        """The partitions that are delivered here."""
+        """The partitions in delivery here."""
         self._told: frozenset[SourceName] = frozenset()
-        """Partitions that stay held, as was logged."""
+        """Held partitions that the log has reported."""
         self._is_loaded, self._is_kept = False, True
         self._search: Search | None = None
         self._searches, self._search_s, self._look_s = 0, 0.0, 0.0
         self._is_released = False
 
     def note(self, output: Output, states: States, sources: Sources) -> frozenset[SourceName]:
-        """A transaction ended unasked, with this output: hold the partitions of its rows, which are returned, until it
-        is looked up. Before it they had these `states`."""
+        """A transaction with this output ended unasked: hold the partitions of its rows, which are returned, until its
+        look-up. `states` are theirs from before it."""
         self.torn.note(states, output.after)
         new = _new_doubts(output, states, sources, self._letter_topics)
-        self._take_choices(new)  # earlier ones are not about this
+        self._take_choices(new)  # earlier choices do not concern this
         both = {name: self._doubts[name].joined(each) if name in self._doubts else each for name, each in new.items()}
         self._change({**self._doubts, **both}, sources)
         self._look_up_anew(new)
@@ -122,8 +121,8 @@ class Doubts:
     # -- other partitions, other states
 
     def begin(self, states: States, sources: Sources) -> None:
-        """A store was opened on these. The first time the process before may have left doubts. Raises
-        EnvironmentFailure where they cannot be read."""
+        """A store was opened on these states. At the first call, read the doubts of the process before. Raises
+        EnvironmentFailure if they cannot be read."""
         if not self._is_loaded:
             self._doubts = self._file.read()
             self._is_loaded = True
@@ -138,13 +137,13 @@ class Doubts:
         self._look_up_anew(self.held() & states.keys())
 
     def go(self, names: Collection[SourceName], sources: Sources) -> None:
-        """These are another instance's, or left out: their doubts stay until they come back."""
+        """These partitions belong to another instance, or are left out: their doubts stay until they come back."""
         self._here -= frozenset(names)
         self.torn.forget(names)
         self._change(self._doubts, sources)
 
     def committed(self, states: States, sources: Sources) -> None:
-        """These states are in Kafka."""
+        """Kafka holds these states."""
         self.torn.forget(states)
         if self._doubts.keys() & states.keys():
             left = self._under(states)
@@ -152,7 +151,7 @@ class Doubts:
                 self._change(left, sources)
 
     def close(self) -> None:
-        """The process ends."""
+        """End the look-up: the process ends."""
         if self._search is not None:
             self._search.end()
 
@@ -167,7 +166,7 @@ class Doubts:
         return left
 
     def _change(self, doubts: dict[SourceName, Doubt], sources: Sources) -> None:
-        """The doubts, or the numbers of rows, have changed."""
+        """Set the doubts, after a change of these or of the rows' numbers."""
         is_new = doubts != self._doubts
         before, self._doubts = self.held(), doubts
         self._is_released |= bool(before - self.held())
@@ -180,7 +179,7 @@ class Doubts:
             self._keep()
 
     def _look_up_anew(self, names: Collection[SourceName]) -> None:
-        """Of these partitions, of which more may have been written since the begin of a look-up."""
+        """Look these partitions up anew: more may have been written since a look-up began."""
         if self._search is not None and not self._search.leave(names):
             self._search = None
         if names:
@@ -198,20 +197,20 @@ class Doubts:
     # -- partitions that are held
 
     def held(self) -> frozenset[SourceName]:
-        """Partitions of which nothing is delivered for now."""
+        """Partitions without delivery for now."""
         return frozenset(name for name, each in self._doubts.items() if each.unread and name in self._here)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether partitions are held that have not been looked up yet, successfully or not."""
+        """Whether the look-up of a held partition has had no result yet, not even a failure."""
         return not self.held() <= self._told
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many partitions of each topic stay held after a look-up, by topic and doubt."""
+        """The number of partitions that stay held after a look-up, by topic and doubt."""
         return dict(Counter((topic, DOUBT) for topic, _ in self.held() & self._told))
 
     def alarms(self) -> tuple[str, ...]:
-        """In words, for the health."""
+        """Texts for the health."""
         doubts = self._doubts
         rows = {name: len(doubts[name].in_doubt()) for name in sorted(self.held() & doubts.keys())}
         return tuple(
@@ -221,7 +220,7 @@ class Doubts:
         )
 
     def look(self, sources: Sources) -> bool:
-        """Look up, and follow an operator's choices; whether a partition is held no longer."""
+        """Look up, and follow an operator's choices. Returns whether a partition was released."""
         now_s = self._clock.monotonic_s()
         is_time = now_s - self._look_s >= LOOK_S
         if is_time:
@@ -286,7 +285,7 @@ class Doubts:
             self._change(doubts, sources)
 
     def _take_choices(self, names: Collection[SourceName]) -> Mapping[tuple[SourceName, int], str]:
-        """All choices for these partitions, or none where they cannot be removed: each is followed once."""
+        """All choices for these partitions, or none if they cannot be removed: each is followed once."""
         try:
             return self._choices.take(names)
         except EnvironmentFailure as failure:
@@ -300,7 +299,7 @@ def _new_doubts(
     commands = np.concatenate([np.empty(0, np.int64), *(piece.commands() for piece in output.planned)])
     sent: defaultdict[int, list[str]] = defaultdict(list)
     for topic, keys in output.sent:
-        # Nothing but dead letters is looked for of all that commands write.
+        # Of the output of commands, only dead letters are looked for.
         for key in (keys if topic in letter_topics else np.setdiff1d(keys, commands)).tolist():
             sent[key].append(topic)
     rows: defaultdict[SourceName, list[tuple[int, int, Row, list[str]]]] = defaultdict(list)
@@ -312,7 +311,7 @@ def _new_doubts(
 def _doubt(
     name: SourceName, state: CommittedState, rows: Sequence[tuple[int, int, Row, list[str]]], began_ms: int
 ) -> Doubt:
-    """Of rows by offset, effective time, names, and the topics that they were sent to."""
+    """A doubt about rows, each with offset, effective time, name, and destination topics."""
     unread: defaultdict[str, list[int]] = defaultdict(list)
     for offset, _, _, topics in rows:
         for topic in topics:
@@ -334,7 +333,7 @@ def _place(name: SourceName, doubt: Doubt) -> str:
 
 
 def look_up_in_thread(hearts: Heartbeats, look_up: Callable[[Beat], None]) -> None:
-    """Beside delivery."""
+    """Run a look-up in a thread beside delivery."""
 
     def run() -> None:
         with hearts.watching("look-up", CALLS_S) as beat:

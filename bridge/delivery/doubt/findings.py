@@ -1,4 +1,4 @@
-"""What earlier attempts have shown of single rows, by packed (source, offset)."""
+"""Findings of earlier attempts about single rows, by packed (source, offset)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bridge.kafka.errors import Refusal
 
 
 class Part(IntFlag):
-    """The records of a row that are in Kafka already."""
+    """The records of a row that are already in Kafka."""
 
     NONE = 0
     RECORD = 1
     """Its delivery, its dead letter, or its copy."""
     NEXT = 2
-    """The copy that goes on with its schedule."""
+    """The copy that continues its schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class Findings:
     """See the module."""
 
     rejected: dict[int, Refusal] = field(default_factory=dict)
-    """Their targets reject them."""
+    """Rows that their targets reject."""
     no_letter: set[int] = field(default_factory=set)
     no_copy: set[int] = field(default_factory=set)
     cut: set[int] = field(default_factory=set)
-    """Their dead letters fit only if cut."""
+    """Rows whose dead letters fit only if cut."""
     put_off: dict[int, Refusal] = field(default_factory=dict)
-    """One of these spoils transactions."""
+    """Rows among which one spoils transactions."""
     written: Mapping[int, Part] = field(default_factory=dict)
-    """A transaction that ended without being asked to has written these."""
+    """Records of a transaction that ended unasked."""

@@ -1,9 +1,10 @@
-"""Reads the records of some topics since the begin of a transaction, as their consumers do.
+"""Reads the records of some topics since the start of a transaction, as their consumers do.
 
-A partition is read from the first record that is as old as the transaction to the end that it has now, that of open
-transactions included. In a delay topic that begin is the committed O, which lies below all that the transaction has
-written. Elsewhere it is a time: that of the client which wrote the records, or of a broker, whose clock may be behind.
-A timestamp of another producer only makes more to read: the first record counts that is not older.
+A partition is read from the first record that is as old as the transaction up to its present end, including that of
+open transactions. In a delay topic, the read begins at the committed O, which lies below all records of the
+transaction. Elsewhere it begins at a time: the clock is that of the client that wrote the records, or of a broker,
+which may be behind. Timestamps of other producers only make the read longer: it begins at the first record that is not
+older.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ Place = tuple[str, int]
 WHOLE: Final = -1
 
 BEHIND_MS: Final = 60_000
-"""By how much a broker's clock may be behind the bridge's."""
+"""The largest lag of a broker's clock behind the bridge's."""
 QUIET_S: Final = 30.0
-"""Without a record for so long a transaction of another producer is open, or a partition has no leader."""
+"""The longest silence: after it, another producer's transaction is open, or a partition has no leader."""
 MISSING: Final = "the topic is not there"
 MISSING_S: Final = 60.0
-"""A topic that is not there for so long is gone: a broker that has just started does not know all topics."""
+"""A topic that is missing for this long is gone; a broker that has just started does not know all topics."""
 NOT_READ: Final = "not read to its end: another producer's transaction is open, a partition has no leader, or too much"
 RECORDS_MAX: Final = 10_000_000
-"""Of one look-up, which takes a share of the processor."""
+"""The limit of one look-up, which takes a share of the processor."""
 POLL_RECORDS: Final = 1_000
 POLL_S: Final = 0.1
 
@@ -43,19 +44,19 @@ class LookUp:
     """See the module. Each call has a thread of its own."""
 
     def __init__(self, cluster: Cluster, make_consumer: Callable[[], Consumer], clock: Clock) -> None:
-        """`make_consumer` makes one that reads committed records, and tells of ends."""
+        """`make_consumer` makes a consumer that reads committed records and reports ends of partitions."""
         self._cluster = cluster
         self._make_consumer = make_consumer
         self._clock = clock
         self._missing_s: dict[str, float] = {}
-        """Since when."""
+        """The beginning of each topic's absence."""
 
     def __call__(
         self, since: Mapping[Place, int], see: See, is_over: Callable[[], bool]
     ) -> Iterator[tuple[Place, str]]:
-        """Have `see` look at all that was written into these places: since a time in ms where they are WHOLE, else from
-        an offset on. Tells of each place as soon as it is done; with the reason where it could not be read. Ends early
-        where that `is_over`.
+        """Have `see` look at all records of these places, from a time in ms if they are WHOLE, from an offset on
+        otherwise. Yields each place as soon as it is done, with the reason if it could not be read. Ends early if it
+        `is_over`.
         """
         stretches: dict[Place, dict[Place, tuple[int, int]]] = {}
         for place, begin in since.items():
@@ -74,7 +75,7 @@ class LookUp:
             yield from ((place, reason) for place in dict.fromkeys(left.values()))
 
     def _stretches(self, place: Place, begin: int) -> dict[Place, tuple[int, int]]:
-        """Begin and end of each partition with anything new."""
+        """Begin and end of each partition with new records."""
         starts: dict[Place, int | None] = {place: begin}
         if place[1] == WHOLE:
             found = self._cluster.topics([place[0]])
@@ -89,7 +90,8 @@ class LookUp:
         }
 
     def _must_be_known(self, topic: str, found: Collection[str]) -> None:
-        """A topic that is gone holds no record. Raises EnvironmentFailure for one that may be there."""
+        """Accept the absence of a topic that is gone: it holds no record. Raises EnvironmentFailure for one that may
+        exist."""
         if topic in found:
             self._missing_s.pop(topic, None)
         elif self._clock.monotonic_s() - self._missing_s.setdefault(topic, self._clock.monotonic_s()) < MISSING_S:
@@ -102,7 +104,7 @@ class LookUp:
         see: See,
         is_over: Callable[[], bool],
     ) -> Iterator[tuple[Place, str]]:
-        """`left`: which partitions are to be read, and for which place; those that are done leave it."""
+        """`left`: the partitions to read, each with its place; a partition that is done leaves it."""
         if not left:
             return
         with closing(self._make_consumer()) as consumer:
@@ -130,7 +132,7 @@ class LookUp:
 
 
 def _given_up(left: dict[Place, Place], topic: str | None, error: KafkaError) -> Iterator[tuple[Place, str]]:
-    """An error of a topic is one of all its partitions. Raises KafkaException for an error without a topic."""
+    """Give up all partitions of a topic with an error. Raises KafkaException for an error without a topic."""
     if topic is None:
         raise KafkaException(error)
     parts = [part for part in left if part[0] == topic]

@@ -1,10 +1,10 @@
 """Compares the committed states with the bridge's own: Kafka may not hold the states that it has confirmed.
 
-A request that was sent twice may arrive a second time within a later transaction of the same id, and put its offsets in
-place of those that were committed since. The bridge knows better for as long as a partition is its own. States are read
-back where nobody waits for delivery: once when a busy period is over, before the partitions are given up or the process
-ends, and after a transaction that is in doubt. A state that differs is written again, under the group's metadata:
-if the partition is another instance's by then, which has written that state itself, brokers refuse it.
+A repeated request may arrive late, within a later transaction of the same id, and put its offsets in place of newer
+committed ones. As long as a partition is the bridge's own, the bridge knows the right state. It reads states back where
+no message waits for delivery: once at the end of a busy period, before it gives partitions up or ends, and after a
+transaction in doubt. A state that differs is written again, under the group's metadata: if the partition belongs to
+another instance by then, which has written that state itself, brokers refuse the write.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 
 IDLE_S: Final = 1.0
-"""From the last commit to the end of a busy period."""
+"""Time from the last commit to the end of a busy period."""
 ANSWER_S: Final = 0.5
-"""How long the brokers may take: messages that fall due meanwhile are late."""
+"""The longest wait for the brokers: messages that fall due meanwhile are late."""
 AGAIN_S: Final = 10.0
-"""Between two attempts without an answer."""
+"""Interval between attempts without an answer."""
 FOREIGN: Final = frozenset({"DB-4003", "DB-4004"})
-"""Codes of states that no bridge has written."""
+"""Codes of states that other programs have written."""
 
 States = Mapping[SourceName, CommittedState]
 ReadCommitted = Callable[[Collection[SourceName], float | None], Mapping[SourceName, CommittedState | None]]
-"""Reads stable states, for so many seconds at most (None: as long as a transaction may be open)."""
+"""Reads stable states within a number of seconds (None: as long as a transaction may be open)."""
 
 log = structlog.get_logger("bridge.delivery.doubt")
 
@@ -48,11 +48,11 @@ class ReadBack:
         self._clock = clock
         self._metrics = metrics
         self._is_new = False
-        """Whether anything was committed since the last look."""
+        """Whether there was a commit since the last look."""
         self._is_in_doubt = False
         self._not_before_s = 0.0
         self.wrong: dict[SourceName, CommittedState | None] = {}
-        """The states in Kafka that are not the bridge's own. Those are to be written again."""
+        """The states in Kafka that differ from the bridge's own, which are written again."""
         self._unsure: frozenset[SourceName] = frozenset()
 
     def is_due(self, idle_s: float) -> bool:
@@ -62,21 +62,21 @@ class ReadBack:
 
     @property
     def again(self) -> frozenset[SourceName]:
-        """Partitions whose states are to be written again."""
+        """Partitions whose states must be written again."""
         return self._unsure.union(self.wrong)
 
     def doubt(self, names: Collection[SourceName]) -> None:
-        """A transaction that carries these may have been committed, unasked: whatever Kafka holds of them, they are
-        written again."""
+        """An unasked commit of a transaction with these partitions is possible: write their states again in any
+        case."""
         self._unsure |= frozenset(names)
 
     @property
     def is_new(self) -> bool:
-        """Whether Kafka may hold something else than at the last look."""
+        """Whether Kafka may hold other states than at the last look."""
         return self._is_new
 
     def committed(self, written: Collection[SourceName], *, is_in_doubt: bool) -> None:
-        """A transaction that carries these was committed; `is_in_doubt`: some request may have been sent twice."""
+        """A transaction with these partitions was committed; `is_in_doubt`: a request may have been sent twice."""
         self._is_new, self._is_in_doubt = True, self._is_in_doubt or is_in_doubt
         self._unsure -= frozenset(written)
         again = {name: self.wrong.pop(name) for name in written if name in self.wrong}
@@ -87,19 +87,19 @@ class ReadBack:
             self._metrics.states_rewritten(len(again))
 
     def begin(self) -> None:
-        """Another store, opened on what Kafka holds."""
+        """Begin with another store, opened on Kafka's states."""
         self._is_new = False
         self._unsure = frozenset()
         self.wrong.clear()
 
     def forget(self, names: Collection[SourceName]) -> None:
-        """These partitions are another instance's."""
+        """Forget partitions of another instance."""
         self._unsure -= frozenset(names)
         for name in names:
             self.wrong.pop(name, None)
 
     def look(self, states: States, revocations: int) -> None:
-        """Compare, unless a partition may be another instance's: `revocations` have been when `states` were read."""
+        """Compare, unless a partition may belong to another instance: `revocations` is their number as of `states`."""
         try:
             found = self._found(states)
             is_ours = self._membership().revocations == revocations

@@ -1,4 +1,4 @@
-"""Which records of a transaction are in Kafka, told by what each says of the message that it was made of. Pure.
+"""The records of a transaction in Kafka, recognised by their own statements about their messages. Pure.
 
     record            in                                    names its row by                          then its row
     delivery          its target                            delay-origin, delay-tick                  has its record
@@ -7,8 +7,8 @@
     copy of a tick that keeps its schedule                  the same                                  has both
     next tick         the same; it has a schedule, no time of its own, and no rolls                   has its next tick
 
-A row that has its record is finished without another one; a tick of which one of the two is missing gets that one.
-Commands that were forwarded, what commands write, and answers are not looked for: they are written again.
+A row with its record is finished without another one; a tick that lacks one of its two records gets that one. Forwarded
+commands, the output of commands, and answers are not looked for: they are written again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from timerstore.rows.sources import SourceName
 See = Callable[[str, int, int, Headers], None]
 """As `Wanted.see`: topic, partition, offset, headers."""
 Row = tuple[int, int, bool]
-"""What records name it by: the offset of its original, its tick, and whether it recurs."""
+"""The row's name in records: the offset of its original, its tick, and whether it recurs."""
 Seen = Mapping[SourceName, Mapping[int, Part]]
-"""What rows have in Kafka, by offset."""
+"""The rows' records in Kafka, by offset."""
 
 COMMANDS: Final = (Kind.CANCEL, *DECIDED)
 _SCHEDULE: Final = frozenset({h.EVERY, h.CRON})
@@ -43,8 +43,7 @@ _SCHEDULE: Final = frozenset({h.EVERY, h.CRON})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """Rows that were planned in one piece: their `keys`, (source, offset) packed, and `at`, int64[n]; `kind` int8[n];
-    columns of their payload, which is not kept itself; `tick` int32[n].
-    """
+    columns of their payload, which itself is not kept; `tick` int32[n]."""
 
     keys: Int64s
     at: Int64s
@@ -70,14 +69,14 @@ class Planned:
         return self.keys[np.isin(self.kind, COMMANDS)]
 
     def rows(self) -> Iterator[tuple[int, int, Row]]:
-        """Key, effective time, and what names it."""
+        """Key, effective time, and name of each row."""
         key, at, tick = (array.tolist() for array in (self.keys, self.at, self.tick))
         named = zip(self.origin.to_pylist(), tick, self.schedule.is_valid().to_pylist(), strict=True)
         return zip(key, at, named, strict=True)
 
 
 class Wanted:
-    """Rows in doubt, and which of their records have been seen."""
+    """Rows in doubt, and their records seen so far."""
 
     def __init__(self, rows: Mapping[SourceName, Mapping[int, Row]], letter_topics: Collection[str]) -> None:
         self._delay_topics = {topic for topic, _ in rows}
@@ -95,12 +94,12 @@ class Wanted:
         self._seen: defaultdict[SourceName, dict[int, Part]] = defaultdict(dict)
 
     def take(self) -> Seen:
-        """What was seen since the last time, of rows that have anything."""
+        """The records seen since the last call, by row."""
         seen, self._seen = self._seen, defaultdict(dict)
         return seen
 
     def see(self, topic: str, partition: int, offset: int, headers: Headers) -> None:
-        """A record that may be one of them. One with wrong headers is another producer's."""
+        """Look at a record that may be one of theirs. Wrong headers mean another producer."""
         said = dict(headers)
         if topic in self._delay_topics:
             self._see_copy((topic, partition), offset, said)
@@ -126,11 +125,11 @@ class Wanted:
             return
         if offset in self._all.get(place[:2], ()):
             self._add(place[:2], offset, Part.RECORD)
-        else:  # one that was held: its copy names the original only
+        else:  # a held letter: its copy names only the original
             self._see_delivery(said, 0)
 
     def _see_copy(self, name: SourceName, offset: int, said: Mapping[str, bytes | None]) -> None:
-        """A copy lies behind the record that it was made of, which may be a copy as well."""
+        """A copy lies behind its original, which may be a copy as well."""
         numbers = [_number(said.get(header, b"0")) for header in (h.COPY_ORIGIN, h.COPY_TICK, h.COPY_ROLLS)]
         if h.COPY_ORIGIN not in said or None in numbers:
             return
@@ -154,5 +153,5 @@ def _origin(text: bytes | None) -> h.Origin | None:
 
 
 def _number(text: bytes | None) -> int | None:
-    """A number of ours; None: another producer's."""
+    """A number in the bridge's form; None: another producer's."""
     return int(text) if text is not None and text.isdigit() and len(text) <= 15 else None

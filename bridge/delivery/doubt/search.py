@@ -1,4 +1,4 @@
-"""One look-up of rows in doubt, in a thread of its own: all others are delivered meanwhile."""
+"""One look-up of rows in doubt, in a thread of its own: other rows are delivered meanwhile."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Read = Callable[[Mapping[Place, int], See, Callable[[], bool]], Iterator[tuple[P
 
 
 class Search:
-    """See the module. Its findings are facts, whoever owns the partitions by then."""
+    """See the module. Its findings are facts, independent of the partitions' present owner."""
 
     def __init__(self, read: Read, doubts: Mapping[SourceName, Doubt], letter_topics: Collection[str]) -> None:
         self.names = set(doubts)
-        """The partitions whose rows are looked for, and that wait for it."""
+        """The partitions in the look-up, which wait for it."""
         self._read = read
         self._wanted = Wanted({name: doubt.rows for name, doubt in doubts.items()}, letter_topics)
         self._since = _since(doubts)
@@ -30,7 +30,7 @@ class Search:
         self._is_done = threading.Event()
 
     def run(self, beat: Beat = unwatched) -> None:
-        """Until all is read, or cannot be read, or `end`."""
+        """Run until all is read, or cannot be read, or `end`."""
         left = dict.fromkeys(self._since)
 
         def is_over() -> bool:
@@ -41,29 +41,29 @@ class Search:
             for place, reason in self._read(self._since, self._wanted.see, is_over):
                 self._told.put((place, reason, self._wanted.take()))
                 left.pop(place, None)
-        except Exception as error:  # noqa: BLE001 - it is the reason why these are not read, and they are tried again
+        except Exception as error:  # noqa: BLE001 - it becomes the reason of a failed read, which is repeated
             for place in left:
                 self._told.put((place, str(error) or repr(error), {}))
         self._is_done.set()
 
     def leave(self, names: Collection[SourceName]) -> bool:
-        """These do not wait for it any more. Returns whether others do; else it ends."""
+        """Remove partitions that need it no longer. Returns whether others remain; otherwise it ends."""
         self.names.difference_update(names)
         if not self.names:
             self.end()
         return bool(self.names)
 
     def end(self) -> None:
-        """Nobody waits for it any more: it ends as soon as it can."""
+        """End as soon as possible: no partition waits for it any more."""
         self._is_over.set()
 
     @property
     def is_done(self) -> bool:
-        """Whether `told` gives all there will be."""
+        """Whether `told` has all results."""
         return self._is_done.is_set()
 
     def told(self) -> list[tuple[Place, str, Seen]]:
-        """The places that are done by now, the reason where one could not be read, and the records seen meanwhile."""
+        """The places that are done by now, with the reason of a failed read, and the records seen meanwhile."""
         found = []
         while not self._told.empty():
             found.append(self._told.get_nowait())

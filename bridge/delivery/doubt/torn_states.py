@@ -1,13 +1,14 @@
 """The committed states of a transaction that ended unasked, in a file beside the index: they may be in Kafka, without
 all of the output.
 
-    1 note      the states before it and its own              a crash before leaves (O, P), whatever they say; a crash
-                                                              before its messages are noted (doubts.py) repeats some
-    2 again     the states before it are committed, alone     a crash before: the next start finds its own states in
-                                                              Kafka, and commits those before it
-    3 forget    they are in Kafka                             a crash before: the next start finds other states
+    step        content                                       a crash before it
+    1 note      the states before the transaction, and after  leaves the (O, P) that Kafka holds; before its messages
+                                                              are noted (doubts.py), some are repeated
+    2 again     the states before it are committed, alone     the next start finds the states after it in Kafka, and
+                                                              commits those before it
+    3 forget    Kafka holds the states before it              the next start finds other states
 
-So a start goes on from where the transaction began, whatever became of it, and its messages are looked up.
+So in any case a start goes on from the start of the transaction, and its messages are looked up.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from timerstore.rows.sources import SourceName
 FILE: Final = "states-in-doubt.json"
 
 Told = tuple[int, str]
-"""A state as Kafka holds it: offset and metadata."""
+"""A state in Kafka's form: offset and metadata."""
 
 log = structlog.get_logger("bridge.delivery.doubt")
 
@@ -40,11 +41,12 @@ class TornStates:
         self._file = JsonFile(directory, FILE, "messages that a transaction has not written may be lost then.")
         self._lock = threading.Lock()
         self._states: Mapping[SourceName, tuple[Told, Told]] | None = None
-        """Those before and after it; None: not read yet."""
+        """The states before and after it; None: not read yet."""
         self._is_kept = True
 
     def note(self, before: States, after: States) -> None:
-        """A transaction ended unasked: Kafka may hold the states `after` it. Until `forget` no other one has output."""
+        """A transaction ended unasked: Kafka may hold the states `after` it. Until `forget`, no other transaction has
+        output."""
         new = {name: (_told(before[name]), _told(state)) for name, state in after.items() if name in before}
         with self._lock:
             known = self._known()
@@ -52,15 +54,15 @@ class TornStates:
                 self._change({**new, **known})
 
     def forget(self, names: Collection[SourceName]) -> None:
-        """Other states of these are in Kafka, or they are another instance's. Raises EnvironmentFailure for a file that
-        cannot be read."""
+        """Forget partitions with other states in Kafka, or of another instance. Raises EnvironmentFailure for an
+        unreadable file."""
         with self._lock:
             known = self._known()
             if not known.keys().isdisjoint(names):
                 self._change({name: states for name, states in known.items() if name not in names})
 
     def taken_back(self, found: Mapping[SourceName, CommittedState | None]) -> dict[SourceName, CommittedState]:
-        """The states to be committed in place of those that were `found` in Kafka. Raises as `forget`."""
+        """The states to commit in place of those that were `found` in Kafka. Raises as `forget`."""
         with self._lock:
             known = self._known()
         return {
@@ -75,7 +77,7 @@ class TornStates:
         return self._states
 
     def keep(self) -> None:
-        """Repeat a write that has failed."""
+        """Repeat a failed write."""
         with self._lock:
             if not self._is_kept:
                 self._change(self._known())

@@ -1,4 +1,4 @@
-"""Whether a commit without an answer was made: the committed states tell. Pure."""
+"""The outcome of a commit without an answer, according to the committed states. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ def was_committed(
     found: Mapping[SourceName, CommittedState | None],
     wrong: Collection[SourceName] = (),
 ) -> bool:
-    """Whether Kafka holds (`found`) the states `after` a transaction, or those `before` it; of the partitions that are
-    `wrong` it held others before. Raises StateError where it holds neither.
-    """
+    """Whether Kafka holds (`found`) the states `after` a transaction, rather than those `before` it; for `wrong`
+    partitions, it held others before. Raises StateError if it holds neither."""
     committed = {name for name, state in after.items() if state.is_written_as(found[name])}
     unchanged = {name for name in after if name in wrong or before[name].is_written_as(found[name])}
     if committed == after.keys():
