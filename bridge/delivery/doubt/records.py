@@ -76,7 +76,7 @@ class Planned:
 
 
 class Wanted:
-    """Rows in doubt, and their records seen so far."""
+    """Rows in doubt, and the records of theirs that were seen."""
 
     def __init__(self, rows: Mapping[SourceName, Mapping[int, Row]], letter_topics: Collection[str]) -> None:
         self._delay_topics = {topic for topic, _ in rows}
@@ -99,7 +99,7 @@ class Wanted:
         return seen
 
     def see(self, topic: str, partition: int, offset: int, headers: Headers) -> None:
-        """Look at a record that may be one of theirs. Wrong headers mean another producer."""
+        """Look at a record that may belong to a row. Wrong headers mean another producer."""
         said = dict(headers)
         if topic in self._delay_topics:
             self._see_copy((topic, partition), offset, said)

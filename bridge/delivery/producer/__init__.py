@@ -1,1 +1,1 @@
-"""Transactions: the producers, which take turns, and the markers that brokers lose."""
+"""Transactions: producers with turns, and the transaction markers that brokers lose."""

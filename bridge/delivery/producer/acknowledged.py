@@ -1,6 +1,5 @@
-"""At least once: records are acknowledged, then offsets and position are committed. A crash in between repeats
-records.
-"""
+"""At least once: records are acknowledged, then offsets and position are committed. A crash between them repeats
+records."""
 
 from __future__ import annotations
 

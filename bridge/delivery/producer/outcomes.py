@@ -1,13 +1,13 @@
-"""What may become of a transaction, as exceptions:
+"""The outcomes of a transaction, as exceptions:
 
     (none)        committed
-    Aborted       nothing of it will be visible once `abort` has returned; the producer goes on
-    Broken        the producer is lost: fenced, or unable to abort. Only a commit that was asked for may be made
-    Indefinite    commit was asked for and no answer came: only the committed offsets can tell
-    EndedUnasked  it had ended before: part of it may be visible, and the committed offsets do not tell which
+    Aborted       no part of it will be visible once `abort` has returned; the producer goes on
+    Broken        the producer is lost: fenced, or unable to abort. Only a requested commit may be made
+    Indefinite    a commit was requested without an answer: only the committed offsets can tell
+    EndedUnasked  it had ended before: part of it may be visible, and the committed offsets do not tell which part
 
-These follow from the client's documentation and from experiments. An exception out of `produce` is never swallowed:
-the transaction would commit without the record.
+They follow from the client's documentation and from experiments. An exception out of `produce` is never swallowed: the
+transaction would commit without the record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bridge.wire.reasons import RejectReason
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a record, or a call, failed; `error` is what the client or a broker has said, if either has."""
+    """Why a record, or a call, failed; `error` is the client's or a broker's, if any."""
 
     meaning: Meaning
     detail: str
@@ -45,7 +45,7 @@ class Failure:
 
     @property
     def refusal(self) -> Refusal:
-        """Why a message is not delivered after this."""
+        """Why a message stays undelivered after this."""
         return Refusal(self.meaning.reason, self.detail)
 
 
@@ -56,12 +56,12 @@ NO_PRODUCER: Final = Failure(Meaning(Fault.UNKNOWN), "there is no producer")
 
 
 class Cause(Enum):
-    """Why a transaction is given up. What the next attempt needs after each: `narrowing.REMEDIES`."""
+    """Why a transaction is given up. `narrowing.REMEDIES` has the needs of the next attempt after each cause."""
 
     REFUSED = "refused"
     """The client or a broker has refused a record or a call."""
     BROKERS_BUSY = "brokers busy"
-    """Brokers or the group are busy with something that passes."""
+    """Brokers or the group are temporarily busy."""
     UNACKNOWLEDGED = "unacknowledged"
     """Some records were not acknowledged although there was time."""
     TOO_SLOW = "too slow"
@@ -69,9 +69,9 @@ class Cause(Enum):
     QUEUE_FULL = "queue full"
     """The client's queue stayed full."""
     TARGETS_WORSE = "targets worse"
-    """Targets take less than they did when it was planned."""
+    """Targets take less than at the time of the plan."""
     CLOCK_SET_BACK = "clock set back"
-    """What it holds is not due any more (invariant I4)."""
+    """Its records are not due any more (invariant I4)."""
     PRODUCER_LOST = "producer lost"
     COMMIT_NOT_MADE = "commit not made"
 
@@ -81,7 +81,7 @@ COMMIT_NOT_MADE: Final = Failure(Meaning(Fault.BROKERS), "the commit was not mad
 
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
-    """A record that failed, and where it was to go; `partition` is -1 where that is not known."""
+    """A failed record and its destination; `partition` is -1 if unknown."""
 
     topic: str
     partition: int
@@ -90,9 +90,8 @@ class FailedRecord:
 
 @dataclass(eq=False)
 class Aborted(Exception):
-    """The transaction must be given up. `failed` are the rows that failed, by number within the transaction;
-    `was_alone`: the one that failed was sent by itself, so that no other can be the reason.
-    """
+    """The transaction must be given up. `failed` are the failed rows, by number within the transaction; `was_alone`:
+    the failed record was sent by itself, so no other can be the reason."""
 
     cause: Cause
     failure: Failure
@@ -114,14 +113,14 @@ class NotReady(Exception):
 
 @dataclass(eq=False)
 class Broken(Exception):
-    """The producer cannot go on. `fenced_itself`: by an initialisation of its own that arrived late."""
+    """The producer cannot go on. `fenced_itself`: its own initialisation has arrived late."""
 
     failure: Failure
     fenced_itself: bool = False
 
     @property
     def fenced_by(self) -> KafkaError | None:
-        """The word of a broker that another producer has the name of this one."""
+        """A broker's error which says that another producer has this one's name."""
         error = self.failure.error
         return error if error is not None and not self.fenced_itself and is_fenced(error) else None
 
@@ -131,23 +130,22 @@ class Indefinite(Broken):
 
 
 class EndedUnasked(Broken):
-    """The transaction had ended before this client asked for its end (`INVALID_TXN_STATE`). A late end of an earlier
+    """The transaction had ended before this client requested its end (`INVALID_TXN_STATE`). A late end of an earlier
     transaction commits or aborts half of this one: some rows may be visible, and the committed offsets do not tell
-    which. Each row is looked up in its target before anything is produced or skipped.
-    """
+    which. Each row is looked up in its target before it is produced or skipped."""
 
 
 class Incident(Enum):
-    """News of a writer for its observer, from any thread, for the metrics."""
+    """A writer's news for its observer, from any thread, for the metrics."""
 
     END_IN_DOUBT = "end in doubt"
     """A request of a transaction may have been sent more than once."""
     ID_RENEWED = "id renewed"
-    """A transactional id has a new epoch: for that reason, after a failure, or since it was left."""
+    """A transactional id has a new epoch: because of such a request, after a failure, or after it was left."""
     DELIVERY_WAITED = "delivery waited"
     """No id was ready: the next transaction waits for the first one."""
     ENDED_UNASKED = "ended unasked"
-    """A transaction had ended before that was asked for."""
+    """A transaction had ended before the request for its end."""
 
 
 OnIncident = Callable[[Incident], None]
@@ -155,5 +153,4 @@ OnIncident = Callable[[Incident], None]
 
 TARGETS_WORSE: Final = Failure(UNANSWERED, "a target takes nothing any more")
 OnStall = Callable[[float], bool]
-"""Called with the seconds for which nothing has moved; returns whether targets take less than they did: then waiting is
-of no use."""
+"""Called with the seconds without progress. Returns whether targets take less than before: then waiting is useless."""

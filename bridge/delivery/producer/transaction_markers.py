@@ -1,31 +1,32 @@
-"""The end of a transaction that the brokers have lost, written once more (KAFKA-20734).
+"""Lost transaction markers: the end of a transaction that brokers have lost is written again (KAFKA-20734).
 
-A coordinator that is lost between the decision on a transaction and its end leaves the end to its successor. That of
-Kafka 4.3.0 to 4.4.0 passes over partitions without a leader, and after a power failure no partition has one for a
-moment. It calls such a transaction complete, but its offsets stay pending: a bridge that asks for stable ones (when it
-starts, or has no answer to a commit) waits without end, and readers of the delay topic stand still before its records.
+A coordinator that is lost between the decision on a transaction and its end leaves the end to its successor. In Kafka
+4.3.0 to 4.4.0 the successor passes over partitions without a leader, and after a power failure no partition has one for
+a moment. It calls such a transaction complete, but its offsets stay pending: a bridge that asks for stable offsets (at
+its start, or without an answer to a commit) waits without end, and readers of the delay topic stop before its records.
 
-A transaction's end counts for all that its producer has open in a partition. So another transaction under the same id,
-in the same partitions, ends the one before as well, provided that it comes to the same end, which only the coordinator
-knows, and only until the id is initialised again. It is asked before that, if offsets are pending at all:
+The end of a transaction covers everything that its producer has open in a partition. So another transaction under the
+same id, in the same partitions, ends the one before as well, if it has the same outcome. Only the coordinator knows
+that outcome, and only until the id is initialised again. It is asked before that, if any offsets are pending:
 
-    nothing is pending                                   nothing is done
+    facts                                                action
+    no offsets are pending                               none
     the last transaction was committed                   another one is committed
     it was aborted                                       another one is aborted
     it is open (its process was killed)                  the initialisation aborts it; another one is aborted if offsets
                                                          are pending even then
     there is no answer                                   the id is not initialised; the coordinator is asked again
-    the coordinator has forgotten (a start that failed)  nothing is guessed: if offsets stay pending, the process ends
+    the coordinator has forgotten (a start that failed)  no guess: if offsets stay pending, the process ends
                                                          (`explain`), and an operator chooses (resolve.py)
 
-The offset that such a transaction commits is that of a partition which the group does not read (dead letters; the
-broker removes it after `offsets.retention.minutes`), its records are cancels of nothing.
+Such a transaction commits an offset of a partition that the group does not read (dead letters; the broker removes it
+after `offsets.retention.minutes`). Its records are cancels without a target.
 
-Aborted in place of committed, it takes the one before back: hence it is not begun while a partition has no leader, and
-a call without an answer is repeated. Its offsets go first: without them it would take back copies of messages that
-count as finished later. With them nothing is lost; messages are delivered again.
+An abort in place of a commit would take the one before back: hence the transaction waits until every partition has a
+leader, and a call without an answer is repeated. Its offsets go first: without them it would take back copies of
+messages that count as finished later. With them nothing is lost; messages are delivered again.
 
-When docs/brokers.md names no release any more that has the fault, this module goes, with resolve.py, the order of
+This module goes once docs/brokers.md names no release with the fault. With it go resolve.py, the order of
 transactional_ids.py that it explains, bridge/spark/transactions.py and the calls of `MarkerRepair`. The initialisation
 of every id then ends the open transaction of a killed process, without a question.
 """
@@ -55,23 +56,23 @@ from bridge.settings.model import Settings
 from bridge.wire.commands import cancel_headers
 
 PENDING_S: Final = 1.0
-"""How long offsets may be pending before the reason is looked for: a commit takes milliseconds."""
+"""The longest normal time of pending offsets, after which the reason is looked for: a commit takes milliseconds."""
 ANSWER_S: Final = 5.0
-"""How long the group's coordinator may take to answer at all, connections included: a busy broker needs seconds."""
+"""The longest wait for any answer of the group's coordinator, connections included: a busy broker needs seconds."""
 SOON_S: Final = 0.25
-"""How long an answer may take before the coordinator is asked whether a transaction is open, as after most kills."""
+"""The wait for an answer before the question about open transactions; after most kills there is one."""
 LOOKS: Final[Mapping[str, object]] = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 10}
-"""Between two looks. Offsets of a bridge with much to deliver are pending most of the time, but not of one transaction:
-between two of them they are not for some milliseconds."""
+"""Intervals between looks. A busy bridge has pending offsets most of the time, but not of one transaction: between two
+of them there are some milliseconds without any."""
 ASK_S: Final = 2.0
 ANSWERS_S: Final = 60.0
-"""How long the outcomes of all ids may take: a slow machine needs half a minute for the first of them."""
+"""The longest wait for the outcomes of all ids: a slow machine needs half a minute for the first of them."""
 CALL_S: Final = 10.0
 
 log = structlog.get_logger("bridge.delivery.producer.transaction_markers")
 
 States = Callable[[Sequence[str]], Mapping[str, str | None]]
-"""From transactional ids to the states that their coordinators know (bridge/spark/transactions.py)."""
+"""Maps transactional ids to their states, as their coordinators know them (bridge/spark/transactions.py)."""
 
 
 class Outcome(Enum):
@@ -86,7 +87,7 @@ DECIDED: Final[Mapping[str, Outcome]] = {
     "CompleteAbort": Outcome.ABORTED,
     "PrepareEpochFence": Outcome.ABORTED,
 }
-"""What the states of a transactional id say of its last transaction. The others (`Empty`) say nothing."""
+"""The outcome of an id's last transaction according to the id's state. Other states (`Empty`) tell nothing."""
 OPEN: Final = "Ongoing"
 
 
@@ -96,22 +97,21 @@ class MarkerRepair:
     def __init__(
         self, settings: Settings, ask: States, forgotten_as: Outcome | None = None, answers_s: float = ANSWERS_S
     ) -> None:
-        """`forgotten_as` is an operator's choice for transactions of which their coordinators say nothing; `explain`
-        waits up to `answers_s` for the others' outcomes."""
+        """`forgotten_as`: an operator's choice for transactions that their coordinators have forgotten; `explain` waits
+        up to `answers_s` for the others' outcomes."""
         self._settings = settings
         self._ask = ask
         self._forgotten_as = forgotten_as
         self._answers_s = answers_s
         self._changed = threading.Condition()
         self._unrepaired: set[str] = set()
-        """Ids that are yet to be asked about, to be initialised, or whose end is yet to be written."""
+        """Ids that await a question, their initialisation, or another end."""
         self._forgotten: set[str] = set()
 
     def left_open(self, names: Sequence[str]) -> str | None:
-        """The id, of these, under which a process that was killed has left a transaction open, if one has: while that
-        holds offsets back, it cannot be seen whether the others have lost anything. None of them is initialised yet.
-        The initialisation aborts it; the next one under that id is to be aborted, too, if offsets are pending even
-        then. Raises KafkaException without an answer."""
+        """The id, of these, with an open transaction of a killed process, if any: its pending offsets hide losses of
+        the other ids. None of the ids is initialised yet. The initialisation aborts the transaction; the next one under
+        that id must be aborted, too, if offsets are pending even then. Raises KafkaException without an answer."""
         if not are_offsets_pending(self._settings, SOON_S):
             return None
         found = next((name for name, state in self._ask(names).items() if state == OPEN), None)
@@ -120,10 +120,9 @@ class MarkerRepair:
         return found
 
     def outcome_of(self, name: str, known: Outcome | None = None) -> Outcome | None:
-        """How the last transaction of that id ended, or will end, if it may have to be written once more; `known`: as
-        its coordinator has answered. The id is not initialised yet. Raises KafkaException without an answer,
-        EnvironmentFailure when brokers would refuse `write`.
-        """
+        """The present or future outcome of that id's last transaction, if its end may have to be written again;
+        `known`: the coordinator's earlier answer. The id is not initialised yet. Raises KafkaException without an
+        answer, EnvironmentFailure if brokers would refuse `write`."""
         self._unrepaired.add(name)
         if not are_offsets_pending(self._settings, SOON_S):
             self._forgotten.clear()
@@ -137,7 +136,8 @@ class MarkerRepair:
             self._forgotten.clear()
             return None
         self._must_be_allowed()
-        # An id that its coordinator does not know gets a new producer, which cannot end what an earlier one has open.
+        # An id that its coordinator does not know gets a new producer, which cannot end open transactions of an earlier
+        # one.
         outcome = None if state is None else DECIDED.get(state, self._forgotten_as)
         log.warning("offsets-pending", id=name, state=state, to_be=None if outcome is None else outcome.value)
         if outcome is None:
@@ -146,8 +146,8 @@ class MarkerRepair:
         return outcome
 
     def concluded(self, name: str) -> None:
-        """The id is initialised, so that its last transaction has come to its end, or never will be. Until then that
-        transaction may be what is pending."""
+        """The id is initialised, so its last transaction has ended, or never will. Until then, pending offsets may be
+        its own."""
         self._settle(name)
 
     def _settle(self, name: str) -> None:
@@ -156,9 +156,8 @@ class MarkerRepair:
             self._changed.notify_all()
 
     def explain(self) -> StateError | None:
-        """Why offsets stay pending for longer than any transaction may take: what became of one is not known. None: for
-        another reason, or one that may pass.
-        """
+        """Why offsets stay pending for longer than the longest transaction: the outcome of one is unknown. None: for
+        another reason, or one that may pass."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unrepaired, self._answers_s if self._forgotten else 0)
         try:
@@ -176,9 +175,10 @@ class MarkerRepair:
         )
 
     def _must_be_allowed(self) -> None:
-        """Offsets that are refused in the middle of `write` would abort what is to be committed."""
+        """Make sure of the rights: a refusal of offsets in the middle of `write` would abort a transaction to
+        commit."""
         topic = self._unread()
-        admin = _admin(self._settings)  # gone, it would not answer
+        admin = _admin(self._settings)  # kept: a deleted client would not answer
         answers = admin.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_S
         )
@@ -197,16 +197,15 @@ class MarkerRepair:
             )
 
     def _unread(self) -> str:
-        """A topic whose offsets the group never asks for."""
+        """A topic whose offsets the group never reads."""
         return self._settings.dead_letter_topic(next(iter(self._settings.delay_topics)))
 
     def write(
         self, name: str, producer: Producer, outcome: Outcome, on_repeat: Callable[[], None] = lambda: None
     ) -> None:
-        """End the last transaction of that id once more, if offsets are still pending; the producer is initialised.
-        `on_repeat`: before a call is repeated. Raises KafkaException: the producer is then of no use;
-        EnvironmentFailure when brokers would refuse it.
-        """
+        """End the last transaction of that id again, if offsets are still pending; the producer is initialised.
+        `on_repeat` is called before a call is repeated. Raises KafkaException, after which the producer is useless;
+        EnvironmentFailure if brokers would refuse the write."""
         if not are_offsets_pending(self._settings):
             self._settle(name)
             return
@@ -227,7 +226,7 @@ class MarkerRepair:
 
 
 def _repeated(call: Callable[[], object], on_repeat: Callable[[], None]) -> None:
-    """Make a call, a second time where it may be: time aborts what is open for longer. Raises KafkaException."""
+    """Make a call, and repeat it once if allowed: the time-out aborts a longer transaction. Raises KafkaException."""
     try:
         call()
     except KafkaException as exception:
@@ -238,12 +237,11 @@ def _repeated(call: Callable[[], object], on_repeat: Callable[[], None]) -> None
 
 
 def are_offsets_pending(settings: Settings, pending_s: float = PENDING_S) -> bool:
-    """Whether offsets of the group are pending, for longer than a commit takes, in whatever transaction. Raises
-    KafkaException without an answer.
-    """
+    """Whether offsets of the group are pending for longer than a commit takes, in any transaction. Raises
+    KafkaException without an answer."""
     # A consumer is asked, since a time-out of the admin client may abort the process (an assertion, seen in 2.16). It
-    # does not tell pending offsets from an answer that does not come: hence the second look, which takes any. And with
-    # many instances some partition is always about to be committed: hence the third, at each by itself.
+    # does not distinguish pending offsets from a missing answer: hence the second look, which accepts pending ones.
+    # With many instances, some partition is always about to be committed: hence the third look, at each by itself.
     if settings.delivery.mode != "exactly-once":
         return False
     wanted = [TopicPartition(*place) for place in _partitions(settings)]
@@ -258,7 +256,7 @@ def are_offsets_pending(settings: Settings, pending_s: float = PENDING_S) -> boo
 
 
 def _has_offsets(consumer: Consumer, wanted: list[TopicPartition], timeout_s: float) -> bool:
-    """Whether there is an answer in time."""
+    """Whether an answer came in time."""
     try:
         consumer.committed(wanted, timeout=timeout_s)
     except KafkaException as exception:
@@ -269,13 +267,13 @@ def _has_offsets(consumer: Consumer, wanted: list[TopicPartition], timeout_s: fl
 
 
 def _consumer(settings: Settings, isolation: str = "read_committed") -> Consumer:
-    """One that is no member of the group, and gets none of its partitions."""
+    """A consumer that is no member of the group, and gets none of its partitions."""
     no_member = {"group.instance.id": "", "isolation.level": isolation}
     return Consumer({**librdkafka(settings, "consumer"), **no_member, **LOOKS}, logger=CLIENT_LOG)
 
 
 def _partitions(settings: Settings, *, must_be_led: bool = False) -> list[tuple[str, int]]:
-    """Of the delay topics. `must_be_led`: raises KafkaException while one has no leader."""
+    """The partitions of the delay topics. `must_be_led`: raises KafkaException while one has no leader."""
     admin = _admin(settings)
     found = {topic: admin.list_topics(topic, timeout=ASK_S).topics[topic].partitions for topic in settings.delay_topics}
     if must_be_led and any(one.leader < 0 for partitions in found.values() for one in partitions.values()):

@@ -41,11 +41,11 @@ from bridge.settings.time_budgets import USUAL, TimeBudgets
 from timerstore.clock import Clock
 
 SENDING_S: Final = 0.001
-"""Enough for the client's threads to begin to send what lingers."""
+"""Enough for the client's threads to start sending lingering records."""
 CONFLICT_S: Final = 0.05
-"""Between two calls that are refused because an earlier one is still under way."""
+"""Pause before a call that is refused while an earlier one is running."""
 HASTE_S: Final = 0.25
-"""The longest wait for an abort where something does not answer: a coordinator that is well needs milliseconds."""
+"""The longest wait for an abort if a broker does not answer: a healthy coordinator needs milliseconds."""
 IN_DOUBT: Final = Failure(NO_ANSWER, "other offsets, which joined the transaction before, may arrive late")
 
 log = structlog.get_logger("bridge.delivery.producer.transactional")
@@ -63,9 +63,8 @@ class TransactionalWriter(Writer):
         on_incident: OnIncident = lambda _: None,
         renews: bool = True,
     ) -> None:
-        """`run` makes the other producers ready, beside delivery; `repair` mends what the brokers have lost, if they
-        may have. Without `renews` messages may be doubled: a test shows that its injections reach their aim.
-        """
+        """`run` makes the other producers ready, beside delivery; `repair` mends lost markers, if the brokers may lose
+        any. Without `renews` messages may be doubled: a test shows that its injections are effective."""
         super().__init__(properties, clock, make_producer, budgets)
         names = names_of(str(properties.get("transactional.id", "")))
         self._ids = TransactionalIds(names, self._make, run, repair, budgets.call_s, on_incident)
@@ -73,18 +72,18 @@ class TransactionalWriter(Writer):
         self._renews = renews
         self._had_doubt = False
         self._id: TransactionalId | None = None
-        """Of the open transaction, or of the last one; None where that one is renewed, or lost."""
+        """The id of the open transaction, or of the last one; None where that is renewed or lost."""
         self._unasked: KafkaError | None = None
-        """By which it is known that the open transaction has ended."""
+        """The error that shows the end of the open transaction."""
         self._has_offsets = False
-        """Whether it may have some."""
+        """Whether it may have offsets."""
         self._joining: tuple[Sequence[TopicPartition], Call] | None = None
         """Offsets that join the open transaction beside its records."""
-        self._pause = threading.Event()  # never set: a wait for it is a pause
+        self._pause = threading.Event()  # never set: its wait is a pause
 
     def open(self) -> None:
-        """Make a producer, fence every earlier one of the same name and end the transactions that they left open; the
-        others follow in the background."""
+        """Make a producer, fence every earlier one of the same name and end their open transactions; the other ids
+        follow in the background."""
         self._drop()
         self._use(self._ids.open())
 
@@ -103,7 +102,7 @@ class TransactionalWriter(Writer):
         return self._new(faults, **{"transactional.id": name}, **repeats.properties(self._properties))
 
     def _ended(self, outcome: Outcome | None, *, is_awaited: bool = False, is_left: bool = False) -> None:
-        """After the answer to an end (None: without one). The id gets a new epoch where it `is_left` since something
+        """The request for an end was answered, or not (None). The id gets a new epoch if it `is_left` because a broker
         does not answer, or if a copy of a request may arrive late (`is_awaited`: of committed offsets)."""
         one = self._in_use()
         one.outcome = outcome
@@ -125,8 +124,8 @@ class TransactionalWriter(Writer):
         one, error = self._id, failure.error
         if one is None:
             return Broken(failure)
-        # The client also asks to abort what the coordinator has not taken yet, since it was still writing the end
-        # before. The answer is the same (librdkafka issue 4849), unless nothing was to be written for sure.
+        # The client also asks to abort records that the coordinator has not taken yet, since it was still writing the
+        # end before. The answer is the same (librdkafka issue 4849), unless there was certainly nothing to write.
         if error is not None and is_unasked(error) and (self._has_offsets or self._sent > self._unwritten):
             self._unasked = self._unasked or error
         if self._unasked is not None:
@@ -168,7 +167,8 @@ class TransactionalWriter(Writer):
         return self._id is not None or self._ids.await_ready(timeout_s)
 
     def begin(self, records: int = 0) -> None:
-        """Start a transaction: local, the brokers hear of it with the first record. Another id may have its turn."""
+        """Start a transaction. This is local: brokers learn of it with the first record. Another id may have its
+        turn."""
         self.look_after()
         if self._producer is not None and self._faults:
             raise self._broken(Failure.of(self._faults[-1]))
@@ -188,7 +188,8 @@ class TransactionalWriter(Writer):
         self._joining = offsets, self._calls.begin(self._sending(offsets, group_metadata))
 
     def _explain(self) -> None:
-        """Offsets that could not join: after that the client takes and sends no records, and does not say why."""
+        """Raise the failure of offsets to join, if any: it makes the client refuse and keep records without a
+        reason."""
         if self._joining is None or not self._joining[1].done.wait(CONFLICT_S):
             return
         (_, call), self._joining = self._joining, None
@@ -198,13 +199,13 @@ class TransactionalWriter(Writer):
             self._judge(kafka_error(failed), may_repeat=True)
 
     def _sending(self, offsets: Sequence[TopicPartition], group_metadata: object) -> Callable[[], object]:
-        """The call that has them join. It may ignore its time-out (kafka/calls.py)."""
+        """The call by which they join. It may ignore its time-out (kafka/calls.py)."""
         self._has_offsets = True
         send = self._client().send_offsets_to_transaction
         return partial(send, list(offsets), group_metadata, self._budgets.call_s)
 
     def _join(self, offsets: Sequence[TopicPartition], group_metadata: object, look: Callable[[], None]) -> None:
-        """Wait until the offsets have joined, and no others may join after them."""
+        """Wait until the offsets have joined, so that no others can join after them."""
         (joined, call), self._joining = self._joining or (None, None), None
         if call is not None:
             try:
@@ -212,17 +213,17 @@ class TransactionalWriter(Writer):
             except KafkaException as failed:
                 if joined is offsets:
                     raise
-                # Brokers may still have these before them, and must not take them after the others.
+                # Brokers may still have the earlier offsets, and must not take them after these.
                 self._judge(kafka_error(failed), may_repeat=True)
                 raise Aborted(Cause.BROKERS_BUSY, Failure.of(kafka_error(failed)), dict(self._failed)) from None
         if joined is not offsets:
             if joined is not None and self._in_use().is_in_doubt():
-                # A late copy of these would be taken after the others: the transaction is still the same.
+                # A late copy of the earlier offsets would be taken after these: the transaction is still the same.
                 raise Aborted(Cause.BROKERS_BUSY, IN_DOUBT, dict(self._failed))
             self._calls.call(self._sending(offsets, group_metadata), self._budgets.unanswered_s, look, STALLED_S)
 
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
-        """The offsets join the transaction, if they have not; when all records are acknowledged, it is committed."""
+        """The offsets join the transaction, unless they have; once all records are acknowledged, it is committed."""
         producer, one = self._client(), self._in_use()
         began_s = self._clock.monotonic_s()
         deadline_s = began_s + self._budgets.step_s
@@ -231,17 +232,17 @@ class TransactionalWriter(Writer):
             if on_stall(self._clock.monotonic_s() - began_s):
                 raise Aborted(Cause.TARGETS_WORSE, TARGETS_WORSE)
 
-        if len(producer):  # records leave beside the offsets, if these are still on their way
+        if len(producer):  # records leave beside offsets that are still in flight
             self._serve(producer.flush, SENDING_S)
         try:
             self._step(lambda: self._join(offsets, group_metadata, look), deadline_s)
         except Unanswered as unanswered:
             raise self._broken(Failure(NO_ANSWER, f"sending offsets: {unanswered}")) from None
-        # The commit would wait for the records, too, but without a word.
+        # The commit would wait for the records, too, but silently.
         if not self._wait(lambda: len(producer), on_stall):
             raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
         asked, before, are_offsets_in_doubt = 0, one.committed, one.is_in_doubt()
-        self._ids.asked_to_commit(one)  # before the answer, which may be lost
+        self._ids.asked_to_commit(one)  # before the answer, which can be lost
 
         def ask() -> None:
             nonlocal asked
@@ -265,28 +266,28 @@ class TransactionalWriter(Writer):
         self._ended(Outcome.COMMITTED, is_awaited=are_offsets_in_doubt)
 
     def abort(self, *, in_haste: bool = False) -> None:
-        """The coordinator is asked now, so that it can say, before anything is planned again, that the transaction had
-        ended. Where it does not answer, another id goes on: the new epoch of this one ends the transaction. In haste
-        it goes on in any case: the brokers take nothing more under this id before every partition has the end."""
+        """The coordinator is asked now, so that its answer, possibly that the transaction had ended, comes before the
+        next plan. Without an answer, another id goes on: the new epoch of this one ends the transaction. In haste it
+        goes on in any case: the brokers take nothing more under this id before every partition has the end."""
         self._ids.is_well = False
         is_aborted = self._is_aborted(HASTE_S if in_haste else self._budgets.step_s)
         let_in(self._client())
-        if self._unasked is not None:  # it had ended before
+        if self._unasked is not None:  # the transaction had ended before
             raise self._broken(Failure.of(self._unasked))
         self._ended(Outcome.ABORTED if is_aborted else None, is_left=in_haste or not is_aborted)
         if in_haste:
             self._ids.renew_last()
 
     def _is_aborted(self, limit_s: float) -> bool:
-        """False: there is no answer. Raises Broken."""
+        """Whether the abort was answered. Raises Broken."""
         deadline_s, (_, joining) = self._clock.monotonic_s() + limit_s, self._joining or (None, None)
         self._joining = None
-        if joining is not None and not joining.give_up():  # on its way, they must not join the next transaction
+        if joining is not None and not joining.give_up():  # in flight, they must not join the next transaction
             try:
                 self._calls.result(joining, min(limit_s, self._budgets.unanswered_s))
             except Unanswered:
                 return False
-            except KafkaException as failed:  # it was to be aborted anyway
+            except KafkaException as failed:  # the abort follows anyway
                 error = kafka_error(failed)
                 self._unasked = error if is_unasked(error) else self._unasked
         call = partial(self._client().abort_transaction, min(limit_s, self._budgets.call_s))
@@ -307,7 +308,7 @@ class TransactionalWriter(Writer):
         return True
 
     def _step(self, call: Callable[[], object], deadline_s: float) -> None:
-        """Repeat a call while the client says that it may be repeated, until the deadline."""
+        """Repeat a call, as long as the client allows it, until the deadline."""
         while True:
             try:
                 call()
@@ -320,7 +321,7 @@ class TransactionalWriter(Writer):
                 self._pause.wait(CONFLICT_S)
 
     def _judge(self, error: KafkaError, *, may_repeat: bool) -> None:
-        """Raise the meaning of a call's failure for the transaction; nothing where the call may be repeated."""
+        """Raise the meaning of a call's failure for the transaction; return if the call may be repeated."""
         if error.code() == KafkaError.FENCED_INSTANCE_ID:
             raise fenced(error)
         if error.txn_requires_abort():
@@ -331,8 +332,8 @@ class TransactionalWriter(Writer):
 
 
 def _is_refused(failure: Failure, one: TransactionalId) -> bool:
-    """Whether a commit that has failed was not made, for sure: its end was not sent, or the coordinator has refused it
-    and had it once. An error of a broken connection may come after the end was written."""
+    """Whether a failed commit was certainly not made: its end was not sent, or the coordinator has refused it and
+    received it once. An error of a broken connection may come after the end was written."""
     if not failure.detail.startswith("EndTxn "):
         return True
     is_known = failure.error is not None and failure.error.code() == KafkaError.TRANSACTION_ABORTABLE

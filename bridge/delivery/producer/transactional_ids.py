@@ -1,34 +1,34 @@
-"""The transactional ids of a writer: two that take turns, and one that rests until one of them is held up.
+"""The transactional ids of a writer: two with turns, and one that rests until one of them is held up.
 
-After the decision on a transaction its coordinator writes the end of it to each partition, and takes nothing new under
-that id meanwhile: for milliseconds, and where a leader has died until the brokers have noticed
+After the decision on a transaction its coordinator writes the end to each partition, and accepts nothing new under that
+id meanwhile. That takes milliseconds; if a leader has died, it lasts until the brokers have noticed
 (`broker.session.timeout.ms`, 9 s), or before Kafka 4 until the partition has a leader again.
 
     state     its producer                          leads to, by event
     UNMADE    none                                  STARTING (start)
-    STARTING  the background's, to be initialised   READY (made), UNMADE (lost)
+    STARTING  the background's, not initialised     READY (made), UNMADE (lost)
     READY     initialised                           USED (taken), UNMADE (lost)
     USED      the writer's, with its transaction    READY (spared), UNMADE (lost)
 
-An id that needs a new epoch loses its producer, and another one initialises it in the background. Which goes next:
+An id that needs a new epoch loses its producer, and another one initialises it in the background. The next turn:
 
-    the last transaction    the next one is of
-    was committed           an id that comes back, else the ready one that has committed the latest, else the same
-    was aborted             the same; where it is small, an id that comes back
-    has lost its id         the ready one that has committed the longest ago
+    the last transaction    the next id
+    was committed           an id that comes back, else the ready one with the latest commit, else the same
+    was aborted             the same; if the next transaction is small, an id that comes back
+    has lost its id         the ready one with the earliest commit
 
-An id comes back that was left with a transaction open, or has lost its producer. For speed "else the ready one" of the
-first row is enough; the rest is for ends of transactions that brokers lose, and goes with transaction_markers.py. Where
-the end of a commit is missing, an abort under the same id takes the commit back: hence the last rows, and small
-transactions of the last two ids to commit, which are hardly aborted, after trouble. What an id has left open in a
-partition ends with its next records there: hence those that come back.
+An id comes back after it was left with an open transaction, or has lost its producer. For speed, "else the ready one"
+of the first row is enough. The rest serves lost ends of transactions, and goes with transaction_markers.py. If the end
+of a commit is missing, an abort under the same id takes the commit back: hence the last rows, and after trouble the
+small transactions of the last two ids to commit, which are rarely aborted. The next records of an id in a partition end
+its open transaction there: hence the ids that come back.
 
-Exactly-once does not rest on the turns. No transaction is begun before the commit of the one before is known, or given
-up for good; its abort may go on. Offsets that two ids have committed count in the order in which the group's
-coordinator wrote them; where a copy of some may arrive late, all ids wait for a new epoch of theirs. Between two
-processes the group's metadata decides: brokers refuse offsets of a former member, and committed offsets are read only
-when no transaction is pending on them (require-stable). Every process initialises all of its ids when it starts, which
-ends what an earlier one of the same name left open.
+Exactly-once does not rest on the turns. A transaction begins only once the commit of the one before is certain, or
+given up for good; its abort may go on. Offsets that two ids have committed count in the order in which the group's
+coordinator wrote them; if a copy of some may arrive late, all ids wait for their new epochs. Between two processes the
+group's metadata decides: brokers refuse offsets of a former member, and committed offsets are read only without a
+pending transaction on them (require-stable). At its start every process initialises all of its ids, which ends the open
+transactions of an earlier process of the same name.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ from bridge.kafka.repeats import Repeats
 from bridge.settings.time_budgets import USUAL
 
 AGAIN_S: Final = 0.2
-"""Between two calls that failed."""
+"""Pause after a failed call."""
 HELD_UP: Final = Failure(NO_ANSWER, "every transactional id is held up")
 DENIED: Final = "DB-3006"
 """The code of an id that brokers refuse to initialise."""
 SUSPECTS: Final = 2
-"""The last two ids to commit may lack an end: a transaction can be shorter than the writing of the end before."""
+"""The last two ids to commit may lack an end: a transaction can be shorter than the writing of the end before it."""
 REPAIR_IN_DOUBT: Final = KafkaError(KafkaError._RETRY, "an end that was written again may arrive late", retriable=True)
 
 log = structlog.get_logger("bridge.delivery.producer.transactional_ids")
 
 Make = Callable[[str, list[KafkaError], Repeats], Producer]
-"""A producer of that id, which adds its fatal errors to the list and tells of repeated requests. Raises
+"""Makes a producer of that id, which adds its fatal errors to the list and reports repeated requests. Raises
 EnvironmentFailure."""
 
 
@@ -101,7 +101,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
 
 @dataclass(slots=True, eq=False)
 class TransactionalId:
-    """One id, its producer, and the fatal errors that this has reported."""
+    """One id, its producer, and the fatal errors of that."""
 
     name: str
     state: State = State.UNMADE
@@ -109,24 +109,24 @@ class TransactionalId:
     faults: list[KafkaError] = field(default_factory=list)
     repeats: Repeats = field(default_factory=Repeats)
     failure: Exception | None = None
-    """The reason why it could not be initialised."""
+    """Why it could not be initialised."""
     committed: int = 0
-    """When, in the order of all commits, it may have committed last: it was asked to, and not told no."""
+    """The place of its last possible commit in the order of all commits: it was requested, and not refused."""
     comes_back: bool = False
     was_made: bool = False
     may_fence_itself: bool = False
-    """An initialisation of its may arrive late: that would fence its producer, as a rival does."""
+    """Its own late initialisation may fence its producer, as a rival does."""
     outcome: Outcome | None = None
-    """The end of its last transaction, as its coordinator has answered."""
+    """The end of its last transaction, according to its coordinator."""
     owed_outcome: Outcome | None = None
-    """The end of its last transaction, which the brokers have lost: it is to be written once more."""
+    """The lost end of its last transaction, which must be written again."""
 
     def advance(self, event: Event) -> None:
-        """Go to the next state. A KeyError: the table has none."""
+        """Go to the next state. Raises KeyError for an event without a transition."""
         self.state = TRANSITIONS[self.state][event]
 
     def let_in(self) -> None:
-        """Let in all news of its producer, if it has one: otherwise the producer's log would grow."""
+        """Let in all news of its producer, if any: otherwise the producer's log would grow."""
         try:
             if self.producer is not None:
                 self.producer.poll(0)
@@ -134,7 +134,7 @@ class TransactionalId:
             self.faults.append(kafka_error(exception))
 
     def is_in_doubt(self) -> bool:
-        """Whether a request of its transaction may have been sent more than once, all that is known by now."""
+        """Whether a request of its transaction may have been sent more than once, as far as is known."""
         self.let_in()
         return self.repeats.are_possible
 
@@ -144,8 +144,7 @@ BY_COMMIT: Final = attrgetter("committed")
 
 class TransactionalIds:
     """The ids of one writer; the first one is made first. Its methods are for one thread; `run` calls a function in
-    another one. After `close` there is no way back.
-    """
+    another one. `close` is final."""
 
     def __init__(
         self,
@@ -164,9 +163,9 @@ class TransactionalIds:
         self._on_incident = on_incident
         self._all = [TransactionalId(name) for name in names]
         self.first: TransactionalId | None = None
-        """Its last transaction may have one more effect, until it is initialised: nothing is begun before, and then it
-        goes next. Offsets that arrive while the end of their transaction is being written count as the latest, whatever
-        another id has committed meanwhile."""
+        """Its last transaction may have a late effect until it is initialised: no transaction begins before, and then
+        it goes next. Offsets that arrive while the end of their transaction is being written count as the latest, even
+        after another id's commits in between."""
         self._is_waited_for = False
         self.is_well = False
         """Whether the last transaction was committed."""
@@ -177,7 +176,7 @@ class TransactionalIds:
     # -- which id goes next
 
     def next(self, current: TransactionalId | None, *, is_small: bool = False) -> TransactionalId | None:
-        """The id for the next transaction, if one is ready; `current` is that of the last one, if it may go on."""
+        """The id for the next transaction, if one is ready; `current` is the last one's, if it may go on."""
         with self._changed:
             ready = self._ready()
             able = [one for one in ready if self.is_well or (is_small and current is not None and one.comes_back)]
@@ -191,11 +190,10 @@ class TransactionalIds:
             return found
 
     def open(self) -> TransactionalId:
-        """One that is ready, else one that is unmade: it is initialised now, and the others in the background. At a
-        start it is the one whose last transaction is still open, if one is.
+        """An id that is ready; otherwise one that is unmade is initialised now, and the others in the background. At a
+        start, an id whose last transaction is still open goes first.
 
-        Raises EnvironmentFailure when that can never work, NotReady when it may work later, Broken.
-        """
+        Raises EnvironmentFailure if that can never work, NotReady if it may work later, Broken."""
         self.is_well = False
         self.look_after()
         left_open = self._left_open()
@@ -217,7 +215,7 @@ class TransactionalIds:
         return one
 
     def await_ready(self, timeout_s: float) -> bool:
-        """Whether one is ready within that time, or there is nothing to wait for."""
+        """Whether an id is ready within that time, or none is worth waiting for."""
         with self._changed:
             if not (self._is_waited_for or self._is_decided()):
                 self._on_incident(Incident.DELIVERY_WAITED)
@@ -247,25 +245,25 @@ class TransactionalIds:
         return any(one.state is State.STARTING for one in self._able())
 
     def _unmade(self) -> list[TransactionalId]:
-        """Those that may be made now; what was denied only where no other may be had."""
+        """The ids that may be made now; a denied one only without an alternative."""
         unmade = [one for one in self._able() if one.state is State.UNMADE]
         hopeful = [one for one in unmade if getattr(one.failure, "code", None) != DENIED]
         return hopeful or ([] if self._are_starting() else unmade)
 
-    # -- what becomes of one
+    # -- changes of one id
 
     def renew(self, one: TransactionalId) -> None:
-        """It gets a new epoch before its next transaction, which also ends what is open."""
+        """Give it a new epoch before its next transaction; that also ends its open one."""
         self._start(one, self._lose(one))
 
     def renew_last(self) -> None:
-        """The last one that has committed may be held up, too: it is ready when it is known not to."""
+        """Renew the last id to commit, which may be held up, too: it is ready once it certainly is not."""
         last = max(self._all, key=BY_COMMIT)
         if last.committed and last.state is State.READY:
             self.renew(last)
 
     def give_up(self, one: TransactionalId) -> None:
-        """Its producer is lost; the id is to be made anew."""
+        """Drop its lost producer; the id must be made anew."""
         one.comes_back = True
         for left in self._lose(one):
             drop(left)
@@ -284,17 +282,17 @@ class TransactionalIds:
                 self.renew(one)
 
     def _lose(self, one: TransactionalId) -> list[Producer]:
-        """Returns its producer, if it has one."""
+        """Take its producer away, and return it if it had one."""
         with self._changed:
             left, one.producer = one.producer, None
             if one.state is not State.UNMADE:
                 one.advance(Event.LOST)
         return [] if left is None else [left]
 
-    # -- making one ready
+    # -- initialisation
 
     def _left_open(self) -> TransactionalId | None:
-        """At a start: the one under which a process that was killed has left a transaction open. Raises NotReady."""
+        """At a start, the id with an open transaction of a killed process, if any. Raises NotReady."""
         if self._repair is None or any(one.state is not State.UNMADE for one in self._all):
             return None
         try:
@@ -302,12 +300,12 @@ class TransactionalIds:
         except KafkaException as exception:
             raise NotReady(Failure.of(kafka_error(exception))) from None
         found = next((one for one in self._all if one.name == name), None)
-        if found is not None and found.owed_outcome is None:  # else a repair of its was interrupted, and is still owed
-            found.owed_outcome = Outcome.ABORTED  # the coordinator need not be asked once more
+        if found is not None and found.owed_outcome is None:  # otherwise its interrupted repair is still owed
+            found.owed_outcome = Outcome.ABORTED  # no further question to the coordinator
         return found
 
     def _start(self, one: TransactionalId, left: Sequence[Producer] = ()) -> None:
-        """Make it ready in the background, which also drops the producer that is left."""
+        """Make it ready in the background, which also drops its former producer."""
         with self._changed:
             one.advance(Event.START)
         self._run(partial(self._make_ready, one, [], list(left)))
@@ -315,16 +313,16 @@ class TransactionalIds:
     def _make_ready(
         self, one: TransactionalId, held: list[Producer], left: list[Producer], *, at_once: bool = False
     ) -> None:
-        """Until it is ready, or no time would make it so. `at_once`: by one call; a producer that needs more (`held`)
-        goes on with that by itself, and would fence a second one: it is used further, in the background."""
-        while left:  # the caller keeps no reference to it
+        """Try until it is ready, or cannot become ready. `at_once`: try one call. A producer that needs more (`held`)
+        goes on by itself, and would fence a second one: it remains in use, in the background."""
+        while left:  # the caller keeps no reference
             drop(left.pop())
         while not self._closed.is_set():
             try:
                 error = self._attempt(one, held, (lambda: False) if at_once else self._may_go_on)
                 failure = None if error is None else _meaning(one, error)
-            except Exception as raised:  # noqa: BLE001 - it is raised again for what takes the id next
-                failure = raised.with_traceback(None)  # else it keeps the producer of its calls alive
+            except Exception as raised:  # noqa: BLE001 - the id's next user raises it again
+                failure = raised.with_traceback(None)  # else it keeps its calls' producer alive
             may_pass = isinstance(failure, NotReady | Broken)
             if at_once and held and isinstance(failure, NotReady):
                 one.failure = failure
@@ -340,7 +338,7 @@ class TransactionalIds:
             self._may_go_on()
 
     def _conclude(self, one: TransactionalId, held: list[Producer], failure: Exception | None) -> None:
-        """It has a producer, or the attempts are over."""
+        """Set its producer, or the failure of all attempts."""
         if one.was_made and held:
             self._on_incident(Incident.ID_RENEWED)
         with self._changed:
@@ -351,14 +349,14 @@ class TransactionalIds:
                 self._changed.notify_all()
 
     def _attempt(self, one: TransactionalId, held: list[Producer], may_repeat: Callable[[], bool]) -> KafkaError | None:
-        """Initialise the producer in `held`; an empty `held` gets one. Returns the reason against its use, if there is
-        one. Raises EnvironmentFailure.
-        """
+        """Initialise the producer in `held`; an empty `held` gets one. Returns the error that prevents its use, if any.
+        Raises EnvironmentFailure."""
         repair, error = self._repair, None
         try:
             if not held:
                 if repair is not None and one.owed_outcome is None:
-                    # Initialised, it would be forgotten. Who has fenced it may have had a transaction since.
+                    # An initialisation makes the coordinator forget it. A process that has fenced this may have had a
+                    # transaction since.
                     one.owed_outcome = repair.outcome_of(one.name, None if one.faults else one.outcome)
                     one.outcome = None
                 one.faults, one.repeats = [], Repeats()
@@ -380,22 +378,22 @@ class TransactionalIds:
         return error
 
     def _repaired(self, repair: MarkerRepair, one: TransactionalId, producer: Producer, owed: Outcome) -> None:
-        """End its last transaction once more."""
+        """End its last transaction again."""
         one.repeats.forget()
         repair.write(one.name, producer, owed, one.repeats.note)
         let_in(producer)
         one.owed_outcome = None
-        if owed is Outcome.COMMITTED:  # what it had in the targets may still be open there
+        if owed is Outcome.COMMITTED:  # its records in the targets may still be open
             one.comes_back = True
             self.asked_to_commit(one)
 
     def _may_go_on(self) -> bool:
-        """A pause; then whether to try once more."""
+        """Pause; returns whether to try again."""
         return not self._closed.wait(AGAIN_S)
 
 
 def _meaning(one: TransactionalId, error: KafkaError) -> Exception:
-    """Of an error that keeps an id from being initialised, for what takes it next."""
+    """The exception for an error that prevents an id's initialisation; the id's next user raises it."""
     if is_denied(error):
         return EnvironmentFailure(
             "the brokers refuse transactions",
@@ -414,13 +412,13 @@ def in_thread(run: Callable[[], None]) -> None:
 
 def drop(producer: Producer) -> None:
     """Let go of a producer without waiting for anything."""
-    with suppress(KafkaException):  # it says once more that it cannot go on
+    with suppress(KafkaException):  # it repeats its fatal error
         producer.purge(in_queue=True, in_flight=True, blocking=False)
         producer.poll(0)
 
 
 def let_in(producer: Producer) -> None:
-    """Let in all news of a producer. Its calls will tell of a fatal error."""
+    """Let in all news of a producer. Its calls will report a fatal error."""
     with suppress(KafkaException):
         producer.poll(0)
 
@@ -428,7 +426,7 @@ def let_in(producer: Producer) -> None:
 def _initialised(
     producer: Producer, call_s: float, may_repeat: Callable[[], bool], repeats: Repeats
 ) -> KafkaError | None:
-    """Initialise the producer, by as many calls as it takes. Returns why it is not."""
+    """Initialise the producer, with repeated calls. Returns the error if that fails."""
     while True:
         try:
             producer.init_transactions(call_s)

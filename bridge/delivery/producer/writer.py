@@ -1,4 +1,4 @@
-"""What writes to Kafka: records go in, reports come out. Both modes of delivery are made of it.
+"""The writer to Kafka: it takes records and collects reports. Both modes of delivery are based on it.
 
 The loops around `produce` are the hottest code of delivery.
 """
@@ -38,11 +38,11 @@ from bridge.wire import headers as h
 from timerstore.clock import Clock
 
 STALLED_S: Final = 0.1
-"""Without an acknowledgement for this long the targets are looked at, and again after as long. Usually it takes
+"""The time without an acknowledgement before each look at the targets. Usually an acknowledgement takes
 milliseconds."""
 FULL_POLL_S: Final = 0.05
 SMALL_RECORDS: Final = 100
-"""A transaction that has no more is hardly aborted for want of time."""
+"""The largest transaction that is rarely aborted for lack of time."""
 
 UNACKNOWLEDGED: Final = Failure(UNANSWERED, "not acknowledged in time")
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
@@ -52,7 +52,7 @@ class Writer(ABC):
     """See the module. For one thread."""
 
     is_each_reported = False
-    """Whether every record gets a report; else only those that are waited for at once."""
+    """Whether every record gets a report; otherwise only records with an immediate wait."""
 
     def __init__(
         self,
@@ -74,28 +74,26 @@ class Writer(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Make a producer, in place of the one there was, and end what that one left open.
+        """Make a producer in place of the former one, and end the transactions that this has left open.
 
-        Raises EnvironmentFailure when it can never work, NotReady when it may work later, Broken.
-        """
+        Raises EnvironmentFailure if that can never work, NotReady if it may work later, Broken."""
 
     @property
     def is_to_stay_small(self) -> bool:
-        """Whether the open transaction is to be ended once it has SMALL_RECORDS or more."""
+        """Whether the open transaction must end once it has SMALL_RECORDS or more."""
         return False
 
     def await_turn(self, timeout_s: float) -> bool:  # noqa: ARG002 - may be left out
-        """Wait, with no rows on loan, until `begin` may be called. Returns whether it may within that time."""
+        """Wait, with no rows on loan, for the permission to call `begin`. Returns whether it came in time."""
         return True
 
     @abstractmethod
     def begin(self, records: int = 0) -> None:
-        """Start a transaction, of which so many records are known. Raises Broken."""
+        """Start a transaction with at least this many records. Raises Broken."""
 
     def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
-        """Hand a batch to the client; returns how many records it took. `careful`, and a batch that is sent alone: wait
-        until each record's fate is known. Raises Aborted, Broken.
-        """
+        """Hand a batch to the client; returns the number of accepted records. If `careful`, or if the batch is sent
+        alone, wait for the result of each record. Raises Aborted, Broken."""
         is_awaited = careful or batch.alone
         accepted = self._produce(batch, first_id, reported=is_awaited or self.is_each_reported)
         if is_awaited:
@@ -104,19 +102,18 @@ class Writer(ABC):
         return accepted
 
     def send_offsets(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:  # noqa: B027 - may be left out
-        """`commit` is likely to get these, the same object: begin what can be done with them beside sending. Whether it
-        fails is told by `commit`."""
+        """Start adding these offsets to the transaction early, since `commit` probably gets the same object. `commit`
+        reports failures."""
 
     @abstractmethod
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
-        """Commit everything sent, and the offsets, together. While nothing is acknowledged `on_stall` is called now and
-        then. Raises Aborted before the point of no return, Indefinite after it, Broken, FencedError.
-        """
+        """Commit all sent records together with the offsets. Without acknowledgements, `on_stall` is called now and
+        then. Raises Aborted before the point of no return, Indefinite after it, Broken, FencedError."""
 
     @abstractmethod
     def abort(self, *, in_haste: bool = False) -> None:
-        """Give up what was sent; `in_haste`: something does not answer, and nothing waits for it. Raises Broken when
-        the producer is of no use any more, EndedUnasked."""
+        """Give up the sent records; `in_haste`: a broker does not answer, and nothing waits for it. Raises Broken if
+        the producer is useless from now on, EndedUnasked."""
 
     def close(self) -> None:
         """Drop the producer without waiting for anything."""
@@ -131,10 +128,10 @@ class Writer(ABC):
         return made("for delivery", lambda: self._make_producer({**self._properties, **own, **more}))
 
     def look_after(self) -> None:  # noqa: B027 - may be left out
-        """Let in the news of all clients. Called now and then while nothing is delivered."""
+        """Let in the news of all clients. Called now and then without delivery."""
 
     def takes_doubt(self) -> bool:
-        """Whether a request of a transaction may have been sent more than once, since this was asked last."""
+        """Whether a request of a transaction may have been sent more than once since the last call."""
         return False
 
     def _broken(self, failure: Failure) -> Broken:
@@ -152,7 +149,7 @@ class Writer(ABC):
         self._trouble.warn(error)
 
     def _serve(self, call: Callable[[float], object], timeout_s: float) -> None:
-        """Let reports in. Raises Broken for a fatal error, which the client raises here, in place of `error_cb`."""
+        """Let reports in. Raises Broken for a fatal error, which the client raises here rather than in `error_cb`."""
         try:
             call(timeout_s)
         except KafkaException as exception:
@@ -185,9 +182,9 @@ class Writer(ABC):
                 isinstance(cause, KafkaException) and kafka_error(cause).code() == KafkaError._UNKNOWN_PARTITION
             )
             if is_unknown and not is_up_to_date:
-                # It may have been added since this client has looked, which it does every five minutes.
+                # The partition may be newer than this client's last look, which it repeats every five minutes.
                 is_up_to_date = True
-                with suppress(KafkaException):  # without an answer the record is refused as it is
+                with suppress(KafkaException):  # without an answer the refusal stands
                     producer.list_topics(batch.topic, self._budgets.look_up_s)
                 continue
             now_s = self._clock.monotonic_s()
@@ -199,11 +196,12 @@ class Writer(ABC):
             self._serve(producer.poll, FULL_POLL_S)
 
     def _stop(self, exception: Exception, row: int, topic: str, partition: int) -> NoReturn:
-        """What an exception out of produce means for the transaction; `partition` -1: the partitioner's choice."""
+        """Raise the meaning of an exception out of produce for the transaction; `partition` -1: the partitioner's
+        choice."""
         if isinstance(exception, BufferError):
             raise Aborted(Cause.QUEUE_FULL, Failure(NO_ANSWER, "the client's queue stayed full")) from None
-        # Else it is something in the record that this client cannot express (a NUL in a header's name). One record must
-        # not stop the others.
+        # Otherwise this client cannot express a part of the record (a NUL in a header's name). One record must not stop
+        # the others.
         failure = Failure(INEXPRESSIBLE, str(exception))
         if isinstance(exception, KafkaException):
             error = kafka_error(exception)
@@ -212,11 +210,11 @@ class Writer(ABC):
             failure = Failure.of(error)
             if error.code() == KafkaError._STATE:
                 self._explain()
-                raise Aborted.by(failure, self._failed) from None  # after a failed record nothing is taken any more
+                raise Aborted.by(failure, self._failed) from None  # after a failed record the client takes no more
         raise Aborted.by(failure, {row: FailedRecord(topic, partition, failure)}, was_alone=True) from None
 
     def _explain(self) -> None:  # noqa: B027 - may be left out
-        """Raises why the client takes or sends nothing, where that is another call's failure."""
+        """Raise another call's failure, if the client takes or sends nothing because of it."""
 
     def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
         """Delivery report of one record, called from poll and flush."""
@@ -231,24 +229,22 @@ class Writer(ABC):
         self._failed.setdefault(row, failed)
 
     def _await_reports(self, on_stall: OnStall = lambda _: False, *, was_alone: bool = False) -> None:
-        """Wait until the fate of every reported record is known, for as long as there is progress, and time. Raises
-        Aborted with the records that failed, Broken.
-        """
+        """Wait for the result of every reported record, as long as there is progress, and time. Raises Aborted with the
+        failed records, Broken."""
         producer = self._client()
         if self._reported < self._awaited and not self._wait(lambda: self._awaited - self._reported, on_stall):
             self._explain()
             self._is_overdue = True
             producer.purge(blocking=False)
-            self._serve(producer.flush, 1.0)  # reports what is purged: that is what was not acknowledged
+            self._serve(producer.flush, 1.0)  # reports the purged, unacknowledged records
         if self._failed:
             raise Aborted.by(next(iter(self._failed.values())).failure, self._failed, was_alone=was_alone)
         if self._reported < self._awaited:
             raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
 
     def _wait(self, count_left: Callable[[], int], on_stall: OnStall) -> bool:
-        """Flush until nothing is left; False when nothing has moved for too long. Raises Broken, and Aborted when the
-        transaction would be open for too long.
-        """
+        """Flush until nothing is left; False after a time without progress. Raises Broken, and Aborted if the
+        transaction would be open for too long."""
         producer = self._client()
         left, moved_s = count_left(), self._clock.monotonic_s()
         while left:
@@ -267,8 +263,8 @@ class Writer(ABC):
 
 
 def _produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> tuple[int, Exception | None]:
-    """The hot loop: nothing but produce. Arguments are positional because that is faster. Returns how many records of
-    the batch are with the client, and what it raised for the next one."""
+    """The hot loop: nothing but produce. Arguments are positional because that is faster. Returns the number of the
+    batch's accepted records, and the client's exception for the next one."""
     topic, origin_name, due_name = batch.topic, h.ORIGIN, h.DUE
     columns = (batch.values, batch.keys, batch.origins or [], batch.dues or [])
     rest = columns if start == 0 else tuple(column[start:] for column in columns)
