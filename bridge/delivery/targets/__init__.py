@@ -1,1 +1,1 @@
-"""What is known of the real topics that records go to."""
+"""The real topics: facts about them, breakers and pauses."""

@@ -1,6 +1,5 @@
-"""Circuit breakers of partitions: one that looks well and takes nothing is left alone for a while, each time twice as
-long, until its leader answers again (cache.py).
-"""
+"""Circuit breakers of partitions: a partition that looks healthy and takes nothing is left alone for a while, each time
+twice as long, until its leader answers again (cache.py)."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ OPEN_S_MAX: Final = 300.0
 RELAPSE_S: Final = 600.0
 """A breaker that trips again within this time stays open twice as long."""
 BREAKERS_MAX: Final = 10_000
-"""Names come from headers: there may be any number of them."""
+"""Names come from headers: their number is unlimited."""
 EVERY: Final = -1
-"""In place of a partition: all of them."""
+"""In place of a partition: all partitions."""
 LARGE: Final = -2
-"""In place of a partition: records that may be too large, wherever they go."""
+"""In place of a partition: records that may be too large, for any partition."""
 
 
 @dataclass(slots=True)
 class _Breaker:
-    """Open until a probe at `until_s` or later succeeds; `wait_s` is how long it stayed open this time."""
+    """Open until a probe at `until_s` or later succeeds; `wait_s` is the present time of opening."""
 
     refusal: Refusal
     until_s: float
@@ -39,7 +38,7 @@ class Breakers:
         self._breakers: dict[Place, _Breaker] = {}
 
     def trip(self, key: Place, refusal: Refusal, now_s: float, open_s: float = OPEN_S) -> float:
-        """Open one for `open_s`, longer if it has failed lately. Returns for how many seconds."""
+        """Open one for `open_s`, longer if it has failed lately. Returns the number of seconds."""
         old = self._breakers.pop(key, None)
         relapses = old is not None and now_s - old.until_s <= RELAPSE_S
         wait_s = min(OPEN_S_MAX, max(OPEN_S, 2 * old.wait_s)) if old is not None and relapses else open_s
@@ -49,16 +48,16 @@ class Breakers:
         return wait_s
 
     def are_open(self, name: str, partition: int) -> bool:
-        """Whether nothing is sent there now."""
+        """Whether the breaker prevents records for this partition."""
         found = map(self._breakers.get, ((name, partition), (name, EVERY)))
         return any(breaker is not None and breaker.is_open for breaker in found)
 
     def due(self, now_s: float) -> list[Place]:
-        """Those that may be closed, if the leader answers."""
+        """The breakers that may be closed, if the leader answers."""
         return [key for key, breaker in self._breakers.items() if breaker.is_open and breaker.until_s <= now_s]
 
     def open_until(self) -> dict[str, list[float]]:
-        """When the open ones may be closed, by topic: seconds of the clock."""
+        """The times at which open breakers may be closed, by topic: seconds of the clock."""
         found: dict[str, list[float]] = {}
         for (name, _), breaker in self._breakers.items():
             if breaker.is_open:
@@ -77,7 +76,7 @@ class Breakers:
         return is_well
 
     def applied(self, name: str, target: Target) -> Target:
-        """What can be sent to it now."""
+        """The target within the limits of its open breakers."""
         if not self._breakers or target.refusal is not None:
             return target
         all_of_it = self._breakers.get((name, EVERY))

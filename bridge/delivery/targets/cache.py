@@ -1,13 +1,13 @@
-"""What is known of real topics: looked up before a record for them enters a transaction, and kept for a while.
+"""A cache of real topics: they are looked up before a record for them enters a transaction, and kept for a while.
 
-One missing, forbidden or leaderless topic aborts everything in its transaction (and delays it for seconds first), so
-nothing is produced to a topic that was not seen to exist and to take records. What is known here may be outdated; then
-an abort, or a transaction that is not acknowledged (stall.py), brings it up again. A circuit breaker for each partition
-(`trip`, breakers.py) does the same for a leader that looks well and does not answer (liveness.py).
+One missing, forbidden or leaderless topic aborts everything in its transaction (and delays it for seconds first). So
+nothing is produced to a topic before a look-up has shown that it exists and takes records. The cached facts may be
+outdated: an abort, or a transaction without acknowledgements (stall.py), renews them. A circuit breaker for each
+partition (`trip`, breakers.py) covers a leader that looks healthy and does not answer (liveness.py).
 
-The thread of `start` keeps all that up to date beside delivery, for as long as it is used. Delivery waits neither for a
-target that fails nor for what it requests (`request_refresh`): while a node hangs, any question may be among those that
-the node has taken and does not answer.
+The thread of `start` keeps used facts up to date beside delivery. Delivery waits neither for a failing target nor for
+its own requests (`request_refresh`): while a node hangs, any question may be among those that the node has accepted and
+does not answer.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from timerstore.memory.pending import OTHER_TARGETS
 
 KNOWN_FOR_S: Final = 60.0
 FAILING_FOR_S: Final = 2.0
-"""The thread looks up a failing target this often while it is used."""
+"""Interval at which the thread looks up a failing target in use."""
 FAILING_FOR_S_MAX: Final = 10.0
-"""A caller looks it up itself after this long: the thread stops once a target is not used."""
+"""After this time a caller looks it up itself: the thread stops at the end of its use."""
 USED_FOR_S: Final = 30.0
 RENEWED_FOR_S: Final = 1.0
-"""How often a topic is looked up at most because a lasting verdict depends on it."""
+"""The shortest interval between look-ups of a topic for lasting verdicts."""
 UNANSWERED_FOR_S: Final = 5.0
 LOOK_INTERVAL_S: Final = 0.5
 LOOK_UPS_MAX: Final = 100
 WARM_S: Final = 5.0
-"""Between two pings of all leaders, so that the connections are there when they matter."""
+"""Interval between pings of all leaders, which keep the connections ready."""
 PROBE_S: Final = 2.0
-"""How long a breaker that may be closed waits for its leader."""
+"""A breaker's wait for its leader before it may be closed."""
 SILENT_OPEN_S: Final = 1.0
-"""How long a breaker is open after the first silence of a leader: it may have been no more than a pause."""
+"""Opening of a breaker after the first silence of a leader, which may be a mere pause."""
 TARGETS_MAX: Final = 10_000
-"""Names come from headers: there may be any number of them. (10,000 of 200 characters take 9 MB.)"""
+"""Names come from headers: their number is unlimited. (10,000 of 200 characters take 9 MB.)"""
 MISSING_MAX: Final = 100
-"""The thread looks up at most this many topics that are not known to exist. More must be made up: they wait until a
-message for them is tried again."""
+"""The limit of unknown topics in the thread's look-ups. More must be invented names: they wait for the next attempt of
+their messages."""
 FAILING_MAX: Final = 100
-"""Names in the metric of failing targets."""
+"""The limit of names in the metric of failing targets."""
 UNKNOWN: Final = "(unknown)"
-"""The label, in that metric, of all names that no broker knows."""
+"""The label, in that metric, for all names that no broker knows."""
 
 log = structlog.get_logger("bridge.delivery.targets.cache")
 
@@ -71,7 +71,7 @@ class _Known:
     used_s: float
     renewed_s: float = -math.inf
     awaited_ms: int = 0
-    """When the last of the messages that wait for it is tried again."""
+    """The time of the last retry among its waiting messages."""
 
     def matters(self, now_s: float, now_ms: int) -> bool:
         """Whether it was used lately, or messages wait for it."""
@@ -102,8 +102,8 @@ class Targets:
     # -- the thread
 
     def start(self, own: Iterable[str] = ()) -> None:
-        """Keep what is known up to date from now on. `own`, the bridge's topics, are known from the start, so that
-        there is a leader to compare others with, and nothing waits for an answer when a target fails."""
+        """Keep known targets up to date from now on. `own`, the bridge's topics, are known from the start: so there is
+        a leader to compare others with, and nothing waits for an answer when a target fails."""
         self._own = frozenset(own)
         self._thread = threading.Thread(target=self._run, name="targets", daemon=True)
         self._thread.start()
@@ -118,14 +118,14 @@ class Targets:
             try:
                 self.refresh()
             except Exception:
-                # Delivery can do without this thread: it looks up what it needs itself, only later.
+                # Delivery works without this thread: it makes its own look-ups, only later.
                 log.exception("targets-not-refreshed")
             self._woken.wait(LOOK_INTERVAL_S)
             self._woken.clear()
 
     def refresh(self) -> None:
-        """Look up what was requested or has expired, and whether open breakers may be closed. Without an answer from
-        the brokers what was known stays."""
+        """Look up requested and expired targets, and probe open breakers. Without an answer from the brokers the known
+        facts stay."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             requested, self._requested = self._requested, {}
@@ -149,9 +149,8 @@ class Targets:
     # -- for the dispatcher
 
     def resolve(self, names: Iterable[str], age_s_max: float = math.inf) -> dict[str, Target]:
-        """Each target by its name. Brokers are asked only about names that are new, fail, or were asked about more than
-        `age_s_max` ago: one look-up for all. A name without an answer is unavailable.
-        """
+        """Each target by its name. Brokers are asked only about names that are new, failing, or older than `age_s_max`:
+        one look-up for all. A name without an answer is unavailable."""
         wanted, now_s = list(names), self._clock.monotonic_s()
         with self._lock:
             ask = [name for name in wanted if self._must_ask(name, now_s, age_s_max)]
@@ -168,9 +167,9 @@ class Targets:
             return result
 
     def renew(self, needed: Mapping[str, int]) -> dict[str, Target]:
-        """As `resolve`, where a lasting verdict depends on the answer: brokers are asked about what is known from
-        before the moments `needed` (epoch ms), by name, each topic at most once in RENEWED_FOR_S. `Target.told_ms` says
-        how old an answer is; without one what was known stays."""
+        """As `resolve`, for lasting verdicts: brokers are asked about facts from before the moments `needed` (epoch
+        ms), by name, each topic at most once in RENEWED_FOR_S. `Target.told_ms` is the age of an answer; without one
+        the known facts stay."""
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
         with self._lock:
             known = {name: self._known[name] for name in needed if name in self._known}
@@ -187,11 +186,12 @@ class Targets:
         return self.resolve(needed)
 
     def count_partitions(self, name: str) -> int:
-        """How many partitions that topic has now, not some time ago. Raises EnvironmentFailure without an answer."""
+        """The present number of that topic's partitions, never a cached one. Raises EnvironmentFailure without an
+        answer."""
         return self._look_up.count_partitions(name)
 
     def look_again(self, names: Collection[str]) -> frozenset[str] | None:
-        """Those that turn out to take less than was known; None when the brokers do not answer."""
+        """Targets that take less than known before; None if the brokers do not answer."""
         before = self.resolve(names)
         if not self._learn(list(names)):
             return None
@@ -199,13 +199,13 @@ class Targets:
         return frozenset(name for name in names if after[name].takes_less_than(before[name]))
 
     def request_refresh(self, names: Iterable[str]) -> None:
-        """Have the thread look these up, without waiting for it."""
+        """Have the thread look these up; returns at once."""
         with self._lock:
             self._requested.update(dict.fromkeys(names))
         self._woken.set()
 
     def are_worse_than(self, believed: Mapping[str, Target]) -> bool:
-        """Whether one is known by now to take less than was believed when the records were sent."""
+        """Whether one is now known to take less than was believed when the records were sent."""
         with self._lock:
             return any(
                 self._breakers.applied(name, self._known[name].target).takes_less_than(target)
@@ -215,7 +215,7 @@ class Targets:
 
     def ping_leaders(self, *, doubtful: bool) -> Ping:
         """Ask each leader for a partition that is not down; `doubtful`: some leaders may be dead. A single leader is
-        not asked, since it cannot be compared."""
+        not asked, since a comparison is impossible."""
         place_of: dict[Leader, Place] = {}
         with self._lock:
             for leader, place in self._led():
@@ -227,7 +227,7 @@ class Targets:
         return Ping(now_s, {leader: answers[place] for leader, place in place_of.items()})
 
     def trip_leaders(self, leaders: Collection[Leader]) -> bool:
-        """Open the breakers of the partitions that these lead; returns whether any was not open already."""
+        """Open the breakers of these leaders' partitions; returns whether any was closed before."""
         if not leaders:
             return False
         with self._lock:
@@ -256,13 +256,13 @@ class Targets:
         log.warning("target-breaker-open", topic=name, partition=partition, detail=refusal.detail, wait_s=wait_s)
 
     def expire(self, name: str) -> None:
-        """Look it up at the next use: the brokers did not agree with what is known. Without an answer that stays."""
+        """Look it up at the next use: the brokers disagree with the known facts, which stay without an answer."""
         with self._lock:
             if name in self._known:
                 self._known[name].asked_s = -math.inf
 
     def await_until(self, name: str, until_ms: int) -> bool:
-        """Messages wait for a target, and the last of them is tried again then. Returns whether none did before."""
+        """Messages wait for a target, the last of them until this time. Returns whether none did before."""
         now_ms = self._clock.now_ms()
         with self._lock:
             known = self._known.get(name)
@@ -273,8 +273,8 @@ class Targets:
         return is_new
 
     def failing(self) -> dict[tuple[str, str], int]:
-        """How many partitions of targets take nothing now that were used lately or that messages wait for, by target
-        and reason. Targets that no broker knows are counted together, as are those beyond FAILING_MAX."""
+        """The number of partitions that take nothing now, by target and reason, of targets that were used lately or
+        that messages wait for. Targets that no broker knows are counted together, as are those beyond FAILING_MAX."""
         now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         counts: Counter[tuple[str, str]] = Counter()
         named: set[str] = set()
@@ -292,7 +292,7 @@ class Targets:
         return counts
 
     def reports(self, limit: int) -> list[TargetReport]:
-        """At most `limit` targets that are known, or paused: first those in trouble, then by name."""
+        """Up to `limit` targets that are known, or paused: first those in trouble, then by name."""
         with self._lock:
             now_s, until_s = self._clock.monotonic_s(), self._breakers.open_until()
             now_ms = self._clock.now_ms()
@@ -310,7 +310,7 @@ class Targets:
         return sorted(found[:limit], key=lambda each: (not each.failing_partitions, each.name))
 
     def _must_ask(self, name: str, now_s: float, age_s_max: float) -> bool:
-        """A target that is well is used until `refresh` finds time, unless there was trouble with it (`expire`)."""
+        """A healthy target is used until `refresh` finds time, unless there was trouble with it (`expire`)."""
         known = self._known.get(name)
         if known is None:
             return True
@@ -332,7 +332,7 @@ class Targets:
                     target = replace(target or _unanswered(name), told_ms=sent_ms)
                 else:
                     target = old.target
-                    # Asked about again soon, if it was well: as if it had been asked about a while ago.
+                    # A healthy one is asked about again soon: its last look-up is dated back.
                     asked_s -= KNOWN_FOR_S - UNANSWERED_FOR_S if target.is_well else 0
                 known = self._known[name] = old or _Known(target, asked_s, now_s)
                 known.target, known.asked_s = target, asked_s
@@ -341,7 +341,7 @@ class Targets:
         return bool(answers)
 
     def _find_leaders(self, names: Iterable[str]) -> None:
-        """Another node may lead by now what takes nothing."""
+        """Look up leaders anew: another node may now lead a partition that takes nothing."""
         for name in names:
             self._beat()
             try:
@@ -355,9 +355,8 @@ class Targets:
                     known.target = replace(known.target, leaders=leaders)
 
     def _close_breakers(self, places: list[Place]) -> None:
-        """Close the breakers whose leaders answer; one question to each, and one wait for all. A whole target is closed
-        when one of its leaders answers, and the breakers of its other partitions are opened.
-        """
+        """Close the breakers whose leaders answer; one question to each, and one wait for all. A whole target's breaker
+        closes if one of its leaders answers, and the breakers of its other partitions open."""
         with self._lock:
             known = {name: self._known[name].target for name, _ in places if name in self._known}
         parts: dict[Place, list[Place]] = {}
@@ -382,8 +381,8 @@ class Targets:
 
 
 def _is_expired(known: _Known, now_s: float, now_ms: int) -> bool:
-    """Failing ones are looked up only while they are used, and more rarely while messages wait for them: there may be
-    thousands, made up by headers."""
+    """Failing targets are looked up only in use, and more rarely while messages wait for them: there may be thousands,
+    invented in headers."""
     age_s = now_s - known.asked_s
     if known.target.is_well:
         return age_s >= KNOWN_FOR_S
@@ -392,7 +391,7 @@ def _is_expired(known: _Known, now_s: float, now_ms: int) -> bool:
 
 
 def _trouble(target: Target) -> tuple[RejectReason, int]:
-    """Why a target that is not well does not take everything, and in how many partitions."""
+    """The trouble of a target that is not well: the reason, and the number of partitions."""
     if target.refusal is not None:
         return target.refusal.reason, max(1, target.partitions)
     return (UNAVAILABLE, len(target.down)) if target.down else (RejectReason.TOO_LARGE, target.partitions)

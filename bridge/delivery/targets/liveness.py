@@ -1,8 +1,8 @@
-"""Whether the leaders of targets answer.
+"""Liveness of the targets' leaders.
 
-While a transaction is not acknowledged, every leader is asked something small. If some answer and others do not, the
-others are unresponsive, with all partitions that they lead: a node that has just died is known of half a second later,
-long before the brokers say so.
+While a transaction is not acknowledged, every leader gets a small request. If some answer and others do not, the others
+are unresponsive, with all partitions that they lead: the death of a node is known within half a second, long before the
+brokers report it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bridge.delivery.targets.target import Leader
 from bridge.kafka.errors import is_unreadable, kafka_error
 
 ANSWER_S: Final = 0.3
-"""A leader that has not answered within this, while others have, is unresponsive; one that refuses a connection, at
-once. Usually an answer takes milliseconds."""
+"""A leader without an answer within this time, while others have answered, is unresponsive; after a refused connection,
+at once. Usually an answer takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class Ping:
 
 def is_answered(answer: Future[Any]) -> bool | None:
     """Whether a leader has answered by now; None: with an error. After its time-out the client may give an offset that
-    is none."""
+    is invalid."""
     if not answer.done():
         return False
     failure = answer.exception()

@@ -1,6 +1,5 @@
-"""Looks up what can be known of a target without producing to it: whether it exists, how large its records may be,
-whether the bridge may write to it, and which partitions have no leader, or fewer replicas in sync than acks=all needs.
-"""
+"""Looks targets up without producing to them: existence, largest record, the bridge's permission to write, and
+partitions without a leader, or with fewer replicas in sync than acks=all needs."""
 
 from __future__ import annotations
 
@@ -33,18 +32,17 @@ class TargetLookUp:
     """Looks targets up with an admin client, all names in three requests. Any thread."""
 
     def __init__(self, properties: Mapping[str, Any], timeout_s: float = 1.5) -> None:
-        """`timeout_s` is for each of three requests; their sum must stay well below the transaction time-out, since a
-        transaction may be open meanwhile.
-        """
-        # Else asking about a misspelt name would create the topic, where the brokers do that.
+        """`timeout_s` applies to each of three requests; their sum must stay well below the transaction time-out, since
+        a transaction may be open meanwhile."""
+        # Otherwise a question about a misspelt name would create the topic, on brokers that do that.
         asking = {**properties, "allow.auto.create.topics": "false"}
         self._admin = made("for targets", lambda: AdminClient(asking, logger=CLIENT_LOG))
         self._timeout_s = timeout_s
 
     def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
-        """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
-        # The other requests go to a broker that this client remembers, maybe the one that has just died; this one goes
-        # to any that answers, and brings that memory up to date.
+        """The present state of each topic. Raises EnvironmentFailure when the brokers do not answer."""
+        # The other requests go to a broker that this client remembers, maybe the one that has just died. This one goes
+        # to any that answers, and refreshes that memory.
         self._metadata(names[0])
         try:
             return self._ask(names)
@@ -65,18 +63,17 @@ class TargetLookUp:
         return {name: _target(name, answer, configs.get(name)) for name, answer in found.items()}
 
     def leaders(self, name: str) -> Mapping[int, Leader]:
-        """The leader of each partition of a topic now. Raises EnvironmentFailure.
+        """The present leader of each partition of a topic. Raises EnvironmentFailure.
 
-        Any broker that answers is asked. To describe a topic the client asks the controller, which with KRaft is any
-        broker for it: maybe the dead one.
-        """
+        Any broker may answer. To describe a topic the client asks the controller, which with KRaft is any broker in its
+        view: maybe the dead one."""
         found = self._metadata(name)
         nodes = {node.id: Leader(node.id, str(node.host), int(node.port)) for node in found.brokers.values()}
         led = found.topics[name].partitions if name in found.topics else {}
         return {number: nodes[partition.leader] for number, partition in led.items() if partition.leader in nodes}
 
     def count_partitions(self, name: str) -> int:
-        """How many partitions a topic has now. Raises EnvironmentFailure."""
+        """The present number of a topic's partitions. Raises EnvironmentFailure."""
         found = self._metadata(name).topics.get(name)
         if found is None or found.error is not None:
             raise _unanswered(name, "no metadata" if found is None else found.error.str())
@@ -89,12 +86,11 @@ class TargetLookUp:
             raise _unanswered(name, kafka_error(exception).str()) from None
 
     def ask(self, leaders: Mapping[Place, Leader | None], *, doubtful: bool) -> Mapping[Place, Future[Any]]:
-        """Ask the leader of each partition for its end offset, without waiting (`liveness.is_answered`); each by
-        itself, since a silent one would keep the answers of the others back.
+        """Ask the leader of each partition for its end offset, without waiting (`liveness.is_answered`); each in its
+        own request, since a silent leader would delay the answers of the others.
 
-        `doubtful`: some may be dead, and only those that take a connection are asked: of the others it is known at once
-        that they do not answer.
-        """
+        `doubtful`: some may be dead, and only those that accept a connection are asked: the silence of the others is
+        known at once."""
         asked: dict[Place, Future[Any]] = {}
         checked: dict[Leader, dict[Place, Future[Any]]] = {}
         for place, leader in leaders.items():
@@ -110,7 +106,7 @@ class TargetLookUp:
         try:
             socket.create_connection((leader.host, leader.port), PROBE_TIMEOUT_S).close()
             answers = {place: self._end_of(place) for place in questions}
-        except Exception as error:  # noqa: BLE001 - whatever it is: there is no answer
+        except Exception as error:  # noqa: BLE001 - every error means no answer
             for question in questions.values():
                 question.set_exception(error)
             return
@@ -156,7 +152,7 @@ def _target(name: str, answer: Any, config: Any) -> Target:
     if isinstance(answer, Refusal):
         return Target(partitions=0, bytes_max=None, refusal=answer)
     refusal = None
-    # Older brokers, and other makes, may not tell: only producing does then.
+    # Older brokers, and other makes, may not report permissions: then only producing shows them.
     if answer.authorized_operations and AclOperation.WRITE not in answer.authorized_operations:
         refusal = Refusal(RejectReason.TARGET_DENIED, f"{name}: no permission to WRITE to it")
     told = {} if config is None or isinstance(config, Refusal) else {key: entry.value for key, entry in config.items()}
@@ -176,7 +172,7 @@ def _has_leader(partition: Any) -> bool:
 
 
 def _trouble(partition: Any, replicas_min: int) -> str:
-    """Why a partition takes nothing now; empty: it does."""
+    """Why a partition takes nothing now; empty if it takes records."""
     if not _has_leader(partition):
         return "has no leader"
     if len(partition.isr) < min(replicas_min, len(partition.replicas)):

@@ -1,4 +1,4 @@
-"""Which partition of a target a record goes to, where some of them take nothing now. Pure.
+"""The partition of a record's target, if some partitions take nothing now. Pure.
 
 Usually the client's partitioner decides. While a partition is down, a record whose key belongs there waits, and one
 without a key goes to a partition that is up.
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from timerstore.rows.position import Bools
 
 PARTITIONER: Final = "murmur2_random"
-"""The bridge's default. With any other, the partition of a key is not known here."""
+"""The bridge's default. With any other, the partition of a key is unknown here."""
 
 
 def place(
@@ -26,9 +26,8 @@ def place(
     down: Collection[int],
     partitioner: str,
 ) -> tuple[npt.NDArray[np.int32], Bools]:
-    """Partition of each record, int32[n], and whether it is up, bool[n]. `wanted` int32[n] is what the record asks for,
-    -1 where it does not; -1 in the result: the partitioner's choice.
-    """
+    """Partition of each record, int32[n], and whether it is up, bool[n]. `wanted` int32[n] is the record's own choice,
+    or -1; -1 in the result: the partitioner's choice."""
     up = [partition for partition in range(partitions) if partition not in down]
     placed = wanted.copy()
     reached = ~np.isin(wanted, np.fromiter(down, np.int32, len(down)))
@@ -39,7 +38,7 @@ def place(
         if partitioner != PARTITIONER:
             reached[i] = False
         elif key is None:
-            placed[i] = up[(i // 100) % len(up)]  # runs of them, so that batches stay large
+            placed[i] = up[(i // 100) % len(up)]  # in runs, so that batches stay large
         else:
             reached[i] = (murmur2(key) & 0x7FFFFFFF) % partitions not in down
     return placed, reached

@@ -1,14 +1,14 @@
-"""Targets that an operator has paused: their messages are put off until they are resumed, and no attempt is counted.
+"""Targets that an operator has paused: their messages are put off until the pause ends, without counting attempts.
 
 Pauses are in the committed metadata of the delay topics' partitions (wire/committed_state.py), which outlives the
-process and the volume, and moves with the partitions. What is said to one instance the others read there, within
-seconds.
+process and the volume, and moves with the partitions. The other instances read there, within seconds, the orders that
+one instance gets.
 
     1 put        it is wanted                                           a crash leaves nothing
-    2 the dispatcher commits it, with the next transaction or alone     a crash leaves what the commit came to
+    2 the dispatcher commits it, with the next transaction or alone     a crash leaves the commit's outcome
     3 written    it is in force, and `put` returns                      the next start reads it
 
-A message that is due while its target is paused is copied once, to the end of the roll window (plan/copies.py), and
+A message that is due during a pause of its target is copied once, to the end of the roll window (plan/copies.py), and
 brought forward when the pause ends (resuming.py).
 """
 
@@ -33,17 +33,17 @@ from bridge.wire.reasons import RejectReason
 from timerstore.clock import Clock
 
 FILE: Final = "paused-targets.json"
-"""Where earlier versions had them, in store.directory: read once."""
+"""The file of earlier versions in store.directory: read once."""
 WRITE_S: Final = 10.0
-"""For the commit: a transaction that is under way ends first."""
+"""The time for the commit: an open transaction ends first."""
 ENDED_MS_MAX: Final = 8 * 86_400_000
-"""How long the end of a pause is remembered: for longer than the longest roll window that `auto` gives."""
+"""How long the end of a pause is remembered: longer than the longest roll window that `auto` gives."""
 
 log = structlog.get_logger("bridge.delivery.targets.pauses")
 
 
 class Pauses:
-    """What was said of targets. Any thread."""
+    """The orders about targets. Any thread."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Pauses:
         directory: Path | None = None,
     ) -> None:
         """`own` are the bridge's topics, which cannot be paused; `defaults` the default targets of delay topics;
-        `directory` may hold the file of an earlier version. Raises EnvironmentFailure where that cannot be read."""
+        `directory` may hold the file of an earlier version. Raises EnvironmentFailure if that cannot be read."""
         self._clock, self._own, self._defaults = clock, frozenset(own), defaults or {}
         self._file = None if directory is None else JsonFile(directory, FILE, "then pause the targets again.")
         self._changed = threading.Condition()
@@ -62,9 +62,9 @@ class Pauses:
         self._to_write: Said = ()
         self._paused: dict[str, Pause] = {}
         self.wake: Callable[[], None] = lambda: None
-        """Called when there is something to be written."""
+        """Called when there is something to write."""
         self.has_room: Callable[[Said], bool] = lambda _: True
-        """Whether the partitions of this instance can say all of it."""
+        """Whether the partitions of this instance have room for all of it."""
         if self._file is not None:
             self.learn(_imported(self._file, clock.now_ms()))
 
@@ -79,12 +79,12 @@ class Pauses:
         return frozenset(each.name for each in self.all())
 
     def ages_s(self) -> dict[str, float]:
-        """For how long each target is paused."""
+        """The age of each target's pause."""
         now_ms = self._clock.now_ms()
         return {each.name: max(0, now_ms - each.changed_ms) / 1000 for each in self.all()}
 
     def alarms(self) -> tuple[str, ...]:
-        """What an operator should know."""
+        """Texts for an operator."""
         return tuple(map(_sentence, self.all()))
 
     def topics(self) -> frozenset[str]:
@@ -96,11 +96,10 @@ class Pauses:
         return name in self._own
 
     def put(self, name: str, *, paused: bool, until_ms: int | None = None, why: str = "") -> bool:
-        """Pause or resume one, and wait until that is in Kafka; whether it changed anything.
+        """Pause or resume a target, and wait until that is in Kafka; returns whether it changed anything.
 
-        Raises ValueError for a topic of the bridge, and where too many are paused; EnvironmentFailure where it could
-        not be written down.
-        """
+        Raises ValueError for a topic of the bridge, and for too many pauses; EnvironmentFailure if the order could not
+        be written."""
         now_ms = self._clock.now_ms()
         known = next((each for each in self._said if each.name == name), None)
         is_paused = known is not None and known.is_in_force(now_ms)
@@ -117,7 +116,7 @@ class Pauses:
         return True
 
     def applied(self, name: str, target: Target) -> Target:
-        """What can be sent to it now."""
+        """The target, refused while it is paused."""
         pause = self._paused.get(name)
         if pause is None or name in self._own or not pause.is_in_force(self._clock.now_ms()):
             return target
@@ -126,8 +125,8 @@ class Pauses:
     # ---- for the parts that keep them in Kafka
 
     def learn(self, told: Iterable[Pause]) -> None:
-        """What committed states say, of any partition."""
-        told = tuple(told)  # to be read from Kafka, maybe: not under the lock, which delivery takes
+        """Learn the pauses in committed states, of any partition."""
+        told = tuple(told)  # possibly a read from Kafka: not under the lock, which delivery takes
         with self._changed:
             was, self._said = self._said, self._kept(merged([*self._said, *told]))
             if self._said == was:
@@ -145,12 +144,12 @@ class Pauses:
         self.learn(each for state in states for each in state.pauses)
 
     def are_in(self, states: Iterable[CommittedState]) -> bool:
-        """Whether these states say of targets what they should."""
+        """Whether these states have the right pauses."""
         said = self._to_write
         return all(state.pauses == said or state.saying(said) == state for state in states)
 
     def to_write(self) -> Said:
-        """What each partition is to say."""
+        """The pauses for every partition's state."""
         return self._to_write
 
     def written(self, states: Iterable[CommittedState]) -> None:
@@ -161,7 +160,7 @@ class Pauses:
                 self._wanted = tuple(each for each in self._wanted if each not in said)
         self.learn(said)
         if self._file is not None and said:
-            # A crash before this reads it again: it is no newer then than what was written.
+            # After a crash before this, the next start reads the file again: it is no newer than the written pauses.
             file, self._file = self._file, None
             try:
                 file.path.unlink(missing_ok=True)
@@ -169,12 +168,12 @@ class Pauses:
                 log.warning("paused-targets-file-stays", file=str(file.path), reason=str(error))
 
     def ended(self) -> list[Pause]:
-        """Pauses that are over, whose messages may wait still."""
+        """Ended pauses, whose messages may still wait."""
         now_ms = self._clock.now_ms()
         return [each for each in self._said if not each.is_in_force(now_ms)]
 
     def _kept(self, told: Said) -> Said:
-        """Without those that ended long ago."""
+        """The pauses without those that ended long ago."""
         now_ms = self._clock.now_ms()
         return tuple(each for each in told if (each.ended_ms(now_ms) or now_ms) >= now_ms - ENDED_MS_MAX)
 
@@ -188,7 +187,7 @@ class Pauses:
             self._wanted = tuple(each for each in self._wanted if each != wanted)
             self._to_write = merged([*self._said, *self._wanted])
         raise EnvironmentFailure(
-            f"what was said of a target could not be written into Kafka within {WRITE_S:.0f} s",
+            f"the pause or resumption of a target could not be written into Kafka within {WRITE_S:.0f} s",
             hint="Look at /readyz: an instance that delivers from a partition at least can write it. Ask again.",
             target=wanted.name,
             code="DB-3070",
@@ -206,7 +205,7 @@ def _time(ms: int) -> str:
 
 
 def _imported(file: JsonFile, now_ms: int) -> Said:
-    """The pauses of an earlier version, as of when its file was written."""
+    """The pauses of an earlier version, as of the time of its file."""
     names = file.read(lambda found: sorted(set(map(check_topic, found["paused"]))))
     if names is None:
         return ()

@@ -1,4 +1,4 @@
-"""A transaction that is not acknowledged: whether that is because a target takes nothing any more."""
+"""Stalls: whether a target that takes nothing explains a transaction without acknowledgements."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from bridge.delivery.targets.target import Target
 from timerstore.clock import Clock
 
 LOOK_S: Final = 0.5
-"""After this long without an acknowledgement, and again after as long, the brokers are asked about the targets, beside
-the transaction."""
+"""The time without an acknowledgement before each question to the brokers about the targets, beside the transaction."""
 
 
 class StallWatch:
@@ -29,12 +28,11 @@ class StallWatch:
         self._refresh_s = LOOK_S
 
     def is_explained(self, stalled_s: float, believed: Mapping[str, Target]) -> bool:
-        """Whether a target takes less by now than was `believed` when records were sent to it: a leader is unresponsive
-        (its breakers are opened), or the brokers say so. To be called again and again while nothing is acknowledged.
-        """
+        """Whether a target now takes less than was `believed` when records were sent to it: a leader is unresponsive
+        (its breakers are opened), or the brokers say so. Called again and again without acknowledgements."""
         self._beat()
         now_s = self._clock.monotonic_s()
-        self._refresh_s = min(self._refresh_s, stalled_s + LOOK_S)  # another stall begins anew
+        self._refresh_s = min(self._refresh_s, stalled_s + LOOK_S)  # another stall starts anew
         if self._ping is None or now_s - stalled_s >= self._ping.asked_s:
             self._ping = self._targets.ping_leaders(doubtful=True)
         elif self._targets.trip_leaders(self._ping.unresponsive_leaders(now_s)):
