@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("bridge.ingest.ingest")
 
 LOOK_S: Final = 0.2
+IDLE_LOOK_S: Final = 1.0
+"""The interval of looks for corrupt batches while none is known."""
 QUIET_S: Final = 5.0
 """A partition whose end lies further, and from which nothing has come for so long, is asked for its end."""
 
@@ -341,7 +343,7 @@ class Ingest:
     # ---- batches
 
     def _run_batches(self) -> None:
-        while not self._shared.stopping.wait(LOOK_S):
+        while not self._shared.stopping.wait(LOOK_S if self._suspects.names else IDLE_LOOK_S):
             if not self._suspects.names:
                 continue
             run = self._shared.run
