@@ -1,16 +1,16 @@
 """A record of a delay topic -> the columns of an entry, as SQL expressions of Spark: no Python per record.
 
-Invariants. No record, whatever its bytes, raises: Spark 4 is in ANSI mode, where one poison record would stop the query
-for ever, so every cast is a `try_cast` behind a pattern that bounds the digits, and every look-up a `get`. The result
-is a function of the record and of the parameters in force at its offset, never of the session (its time zone, say) nor
-of the moment.
+Invariants. No record raises, with any bytes: Spark 4 is in ANSI mode, where one poison record would stop the query for
+ever. So every cast is a `try_cast` behind a pattern that limits the digits, and every look-up a `get`. The result is a
+function of the record and of the parameters in force at its offset, never of the session (its time zone, say) nor of
+the moment.
 
-How it is fast. Each `select` is a stage whose columns are used more than once in the next, so that the optimizer keeps
-the stages apart and computes nothing twice. Headers are looked up by `array_position`, and nowhere is a lambda: it
-would keep its stage out of whole-stage code, and be interpreted for each record. What would
-need one, taking the control headers out of a record's own, is done in Arrow (`own_headers`), as is what would have to
-copy every header to measure it (`header_limits`). Groups of stages become methods of their own (`_bounded`), short
-enough for HotSpot to compile. Cheap patterns stand before expensive ones.
+Speed. Each `select` is a stage whose columns the next one uses more than once, so the optimizer keeps the stages apart
+and computes nothing twice. `array_position` looks headers up. There is no lambda: it would keep its stage out of
+whole-stage code, and be interpreted for each record. Arrow does the work that would need one, the removal of control
+headers from a record's own (`own_headers`), and the measuring of headers, which would copy each of them
+(`header_limits`). Groups of stages become methods of their own (`_bounded`), short enough for HotSpot to compile. Cheap
+patterns precede expensive ones.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ AT_MIN: Final = -(2**63)
 
 _SMALLINT_MAX: Final = 32_767
 _HEADER_BYTES: Final = 10
-"""Of a header's framing, at most: three varints."""
+"""Upper bound of a header's framing: three varints."""
 
 
 def decode(records: DataFrame, all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> DataFrame:
     """The entry of every record, in the entry schema's columns and order; `header_limits` and `own_headers` finish it.
 
     `records` has the columns of Spark's Kafka source with `includeHeaders`. `all_epochs` has every (topic, partition)
-    that occurs in them; a record of any other stops the query, since its position would be a guess. Raises ValueError
-    if a partition's epochs are none, do not begin at offset 0 or are not in order of offset.
-    """
+    of the records; a record of any other stops the query, since its position would be a guess. Raises ValueError for a
+    partition without epochs, or whose epochs do not begin at offset 0 or are not in order of offset."""
     methods = (
         (_native, _record, _common_headers),
         (_other_headers,),
@@ -80,13 +79,12 @@ def _staged(rows: Relation, stages: Sequence[_Stage], parameters: Parameters) ->
 
 
 def _bounded(rows: Relation) -> Relation:
-    """The same rows; generated code has what comes before in another method than what follows.
+    """The same rows, as a boundary between two methods of generated code.
 
-    Otherwise all of decoding would be one method of 27,000 bytecodes: HotSpot only interprets what is longer than
-    8,000, and when told to compile it all the same takes more than ten seconds of a core. Of the operators that do not
-    change rows, Expand (of which UNPIVOT is made) is the only one that asks for every column of its input at once,
-    which is Spark's condition for a method. The optimizer does not look through it either, so it has less to try.
-    """
+    Otherwise all of decoding would be one method of 27,000 bytecodes: HotSpot only interprets methods of more than
+    8,000, and forced to compile, it takes more than ten seconds of a core. Among the operators that keep rows
+    unchanged, only Expand (of which UNPIVOT is made) asks for every column of its input at once, which is Spark's
+    condition for a method. The optimizer does not look through it either, so it has less to try."""
     unpivoted = Relation(f"{rows.sql} UNPIVOT INCLUDE NULLS (`partition` FOR unused IN (`partition`))")
     return unpivoted.with_columns({}, without=["unused"])
 
@@ -98,8 +96,8 @@ _Stage = Callable[[Relation, Parameters], Relation]
 
 
 def _native(records: Relation, parameters: Parameters) -> Relation:
-    """Parameters that differ by record; and headers and key as our own producers would have written them, where a topic
-    has a dialect, beside those that a reject keeps."""
+    """Parameters that differ by record. For topics with a dialect also the native form of headers and key, as the
+    bridge's own producers would have written them, beside the original form for rejects."""
     if parameters.row is not None and parameters.lookup is not None:
         records = records.with_columns({"p_row": parameters.row}).with_columns({"p": parameters.lookup})
     if not parameters.dialects:
@@ -114,7 +112,7 @@ def _native(records: Relation, parameters: Parameters) -> Relation:
 
 
 def _record(records: Relation, parameters: Parameters) -> Relation:
-    """What the record is, the names of its headers, and the parameters that apply to it."""
+    """The record's own columns, the names of its headers, and its parameters."""
     kept = ["topic", "partition", "offset", "key", "value", "headers"]
     kept += ["p"] if parameters.lookup is not None else []
     kept += ["raw_headers", "raw_key"] if parameters.dialects else []
@@ -132,19 +130,19 @@ _TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.CANCEL_ORIGIN)
 
 
 def _common_headers(rows: Relation, _: Parameters) -> Relation:
-    """Where the common control headers are: `at_<name>`, counted from 1, 0 for none."""
+    """The places of the common control headers: `at_<name>`, counted from 1; 0 without the header."""
     return rows.with_columns({"size": F.size(F.col("names"))} | {_place(name): _position(name) for name in _COMMON})
 
 
 def _other_headers(rows: Relation, _: Parameters) -> Relation:
-    """Where the other control headers are; not looked for where the common ones are all there are."""
+    """The places of the other control headers, unless the common ones are all headers."""
     rest = F.col("size") > _count(_COMMON)
     return rows.with_columns({_place(name): F.when(rest, _position(name)).otherwise(long(0)) for name in _OTHER})
 
 
 def _own_headers(rows: Relation, _: Parameters) -> Relation:
-    """The headers of a record that has some of its own, null of one that has none; and where some are there twice,
-    those that remain without half of the control headers."""
+    """The headers of a record if it has own ones, otherwise null; and, with repeated names, the names that remain without
+    half of the control headers."""
     more = F.col("size") > F.col("controls")
     repeats = more & (F.size(F.array_distinct(F.col("names"))) < F.col("size"))
     others = reduce(F.array_remove, h.CONTROL[::2], F.col("names"))
@@ -154,7 +152,7 @@ def _own_headers(rows: Relation, _: Parameters) -> Relation:
 
 
 def _repeats(rows: Relation, _: Parameters) -> Relation:
-    """Whether a control header is there twice; and what there is of a schedule."""
+    """Whether a control header is repeated, and the facts about a schedule."""
     others = reduce(F.array_remove, h.CONTROL[1::2], F.col("others"))
     twice = F.coalesce(F.col("size") - F.size(others) > _count(h.CONTROL), False)
     schedules = _count((h.EVERY, h.CRON))
@@ -171,7 +169,7 @@ def _repeats(rows: Relation, _: Parameters) -> Relation:
 
 
 def _texts(rows: Relation, _: Parameters) -> Relation:
-    """The texts of the headers. One time is legal at most, so whichever is there is `time`, `number`, `until`."""
+    """The texts of the headers. At most one time is legal: that one is `time`, `number`, `until`."""
     time_at = reduce(lambda a, b: a + b, (_at(name) for name in _TIMES))
     columns = {
         "times": _count(_TIMES),
@@ -191,10 +189,9 @@ def _texts(rows: Relation, _: Parameters) -> Relation:
 
 
 def _numbers(rows: Relation, _: Parameters) -> Relation:
-    """`number`, `until` (epoch ms), `duration`, the text of one that is no bare number, and `named`, the offset that a
-    command by origin names: SEVERAL where there are more, NO_ORIGIN where they are of another partition; each null
-    where the time is of another form.
-    """
+    """`number`; `until` (epoch ms); `duration`, the text of one that is no bare number; and `named`, the offset in a
+    command by origin: SEVERAL for more than one, NO_ORIGIN for those of another partition. Each is null for a time of
+    another form."""
     rows = rows.with_columns({"number": whole_number(F.col("time"))})
     time, number, named = F.col("time"), F.col("number"), F.col("named_text")
     moment = F.when(number.is_not_null(), number)
@@ -225,9 +222,9 @@ def _fields(rows: Relation, _: Parameters) -> Relation:
 
 
 def _times(rows: Relation, parameters: Parameters) -> Relation:
-    """`delay`: due - ts in ms, null where it is not valid."""
+    """`delay`: due - ts in ms; null if invalid."""
     number, ts = F.col("number"), F.col("ts")
-    until = F.col("until")  # of a stage before: it is used four times here, and would be computed as often
+    until = F.col("until")  # from an earlier stage: the four uses here compute it once
     sane = until.between(long(0), long(h.UNTIL_MS_MAX)) & (until >= ts - h.PAST_MS_MAX)
     delay = (
         F.when(F.col("is_copy"), F.col(_number_name(h.COPY_DUE)) - ts)
@@ -253,7 +250,7 @@ def _verdict(rows: Relation, parameters: Parameters) -> Relation:
 
 
 def _reason(parameters: Parameters) -> Column:
-    """The first reason, in the order of `RejectReason`, that applies."""
+    """The first applicable reason, in the order of `RejectReason`."""
     delay, own_times = F.col("delay"), F.col("times")
     copy = {name: F.col(_number_name(name)) for name in h.COPY if name != h.COPY_FORWARDED}
     longest_ms = parameters.copy_max_delay_ms
@@ -305,19 +302,19 @@ def _reason(parameters: Parameters) -> Column:
             RejectReason.BAD_REPLACE,
             timer & (_at(h.REPLACE) > 0) & ~((replaces == "false") | ((replaces == "true") & (_at(h.ID) > 0))),
         ),
-        # Of what producers write: a copy is the bridge's own, and its original was within the limits.
+        # Limits of producers' records: a copy is the bridge's own, and its original was within the limits.
         (RejectReason.TOO_MANY_HEADERS, original & (F.coalesce(F.size(sent), 0) > parameters.headers_max)),
         (RejectReason.PAYLOAD_TOO_LARGE, original & (_payload_bytes() > parameters.payload_bytes_max)),
         (
             RejectReason.TOO_LARGE_TO_ROLL,
-            # In this order: the size is only computed of what is rolled. A copy was as large before.
+            # In this order: the size is computed only for rolled records. A copy was as large before.
             original
             & timer
             & ((delay > parameters.roll_window_ms) | F.col("recurs"))
             & (_bytes() > parameters.roll_bytes_max),
         ),
     ]
-    if parameters.dialects:  # of others `header_limits` does it
+    if parameters.dialects:  # `header_limits` covers the others
         large = _header_bytes(sent) > parameters.header_bytes_max
         rules.append((RejectReason.HEADERS_TOO_LARGE, original & (parameters.dialect != NATIVE) & large))
     (first, applies), *others = rules
@@ -331,7 +328,7 @@ def _entry(parameters: Parameters) -> list[Column]:
     """The columns of `entry.ENTRY`, in its order."""
     timer, rejected = F.col("kind") == 0, F.col("kind") == 2
     ts, due, window = F.col("ts"), F.col("due"), parameters.roll_window_ms
-    # The last quarter of (ts, ts + W], spread so that what was scheduled together does not roll together.
+    # The last quarter of (ts, ts + W], spread so that records of one schedule do not roll together.
     spread = F.xxhash64(F.col("topic"), F.col("partition"), F.col("offset"))
     rolls_at = ts + window - F.pmod(spread, window.div(long(4)))
     # A recurring message comes up at once, and its first tick is written as a copy (plan/ticks.py).
@@ -341,7 +338,7 @@ def _entry(parameters: Parameters) -> list[Column]:
     copy_at = F.col(_number_name(h.COPY_AT))
     backoff = F.when(copy_at.is_not_null(), F.least(copy_at, ts + window))
     copied = timer & F.col("is_copy")
-    own = F.when(F.col("recurs"), F.col("headers")).otherwise(F.col("own"))  # finish.py reads the schedule out of them
+    own = F.when(F.col("recurs"), F.col("headers")).otherwise(F.col("own"))  # finish.py reads the schedule from them
     key, headers = F.col("key"), F.when(timer, own).otherwise(F.col("headers"))
     if parameters.dialects:
         key = F.when(rejected, F.col("raw_key")).otherwise(key)
@@ -397,7 +394,7 @@ def _position(name: str) -> Column:
 
 
 def _count(names: Sequence[str]) -> Column:
-    """How many of these headers are there, each counted once."""
+    """The number of different headers present among these."""
     return reduce(lambda a, b: a + b, ((_at(name) > 0).cast("int") for name in names))
 
 
@@ -406,7 +403,7 @@ def _is_cancel() -> Column:
 
 
 def _cancel_kind() -> Column:
-    """A cancel that is answered is another kind."""
+    """A cancel with an answer is another kind."""
     return F.when((_at(h.REPLY_TO) > 0) | (_at(h.CORRELATION) > 0), 4).otherwise(1)
 
 
@@ -419,7 +416,7 @@ def _is_move() -> Column:
 
 
 def _is_moved_to() -> Column:
-    """A recurring message is paused or resumed, or what was put off is brought forward."""
+    """Whether a recurring message is paused or resumed, or put-off messages are brought forward."""
     return _is_move() & F.coalesce((F.col("until") >= h.NEXT_MS) | (F.col("until") == h.AS_DUE_MS), False)
 
 
@@ -444,7 +441,8 @@ def _bytes() -> Column:
 
 
 def _is_uncopyable(parameters: Parameters) -> Column:
-    """Whether it is too large for a copy. In this order: headers are only counted of what is large without them."""
+    """Whether it is too large for a copy. In this order: headers are counted only for records that are large without
+    them."""
     most = parameters.roll_bytes_max
     return (_payload_bytes() > most.div(long(2))) & (_bytes() > most)
 
@@ -460,7 +458,7 @@ def _header_bytes(headers: Column) -> Column:
 
 
 def _text(position: Column) -> Column:
-    """The value of the header at `position` as text without white space around it; the bytes may still not be UTF-8."""
+    """The value of the header at `position` as text without surrounding white space; the bytes may not be UTF-8."""
     return F.btrim(F.get(F.col("headers"), position.cast("int") - 1)["value"].cast("string"), h.WHITE_SPACE)
 
 

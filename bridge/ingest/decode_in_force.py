@@ -18,8 +18,8 @@ _BYTES_MAX: Final = 2**31
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameters:
-    """The parameters as columns: literals, or if several sets are in force, fields of `p`, looked up once a record, by
-    `lookup`, in what there is of its partition (`p_row`, looked up by `row`)."""
+    """The parameters as columns: literals; or, with several sets in force, fields of `p`, which `lookup` finds once for
+    each record in the epochs of its partition (`p_row`, found by `row`)."""
 
     row: Column | None
     lookup: Column | None
@@ -79,7 +79,7 @@ def _literal(value: Any) -> Column:
 def _looked_up(
     all_epochs: Mapping[tuple[str, int], DecodeEpochs], sets: Sequence[DecodeParameters]
 ) -> tuple[Column, Column]:
-    """The epochs of a record's partition, and its parameter set; from tables that reach the plan as JSON: thousands of
+    """The epochs of a record's partition, and its parameter set. Their tables reach the plan as JSON: thousands of
     literals would not fit."""
     topics = sorted({topic for topic, _ in all_epochs})
     depth = max(map(len, all_epochs.values()))
@@ -93,7 +93,7 @@ def _looked_up(
     topic_index = F.array_position(_constant(topics, "array<string>"), F.col("topic")).cast("int") - 1
     row = F.col("p_row")
     index = F.lit(None).cast("int")
-    for i in range(depth):  # later epochs win; beyond a row's end the offset is null and the branch is not taken
+    for i in range(depth):  # later epochs win; beyond a row's end the offset is null and fails the condition
         index = F.when(F.get(row["o"], i) <= F.col("offset"), F.get(row["s"], i)).otherwise(index)
     unknown = F.raise_error(F.concat("no decode parameters for ", F.col("topic"), "/", F.col("partition")))
     found = F.coalesce(index, unknown.cast("int"))

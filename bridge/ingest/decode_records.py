@@ -1,7 +1,7 @@
-"""A record of a delay topic -> the columns of an entry, in Python: what decode.py says in Catalyst columns, for the
-plain reader (plain_reader.py). A property test holds both equal, to the last byte of every column.
+"""A record of a delay topic -> the columns of an entry, in Python: the counterpart of decode.py's Catalyst columns, for
+the plain reader (plain_reader.py). A property test holds both equal, to the last byte of every column.
 
-Whatever a record holds, nothing raises.
+No record raises, with any content.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from timerstore.rows.position import AT_MIN
 _SMALLINT_MAX: Final = 32_767
 _HEADER_BYTES: Final = 10
 _HASH_SEED: Final = 42
-"""Of Spark's xxhash64."""
+"""The seed of Spark's xxhash64."""
 _TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.CANCEL_ORIGIN)
 _NUMBERED: Final[tuple[str, ...]] = (h.PARTITION, *h.COPY)
 _BESIDE_SCHEDULE: Final = frozenset(h.SCHEDULE) - {h.EVERY, h.CRON}
@@ -39,14 +39,14 @@ _BY_ORIGIN: Final = {h.CANCEL_ORIGIN: h.ORIGINS_PATTERN, h.MOVE_ORIGIN: h.MOVED_
 
 
 def decode_records(records: Iterable[Record], all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> pa.Table:
-    """The entries of the records, as `decode` makes them: `Finish` takes the control headers out."""
+    """The entries of the records, in the form of `decode`: `Finish` takes the control headers out."""
     rows = [_entry(record, in_force(all_epochs[record.topic, record.partition], record.offset)) for record in records]
     columns = zip(*rows, strict=True) if rows else [()] * len(ENTRY)
     return pa.table([pa.array(column, field.type) for column, field in zip(columns, ENTRY, strict=True)], schema=ENTRY)
 
 
 def unread_entry(unread: Unread) -> pa.Table:
-    """The entry of what takes the place of records that cannot be read: a dead letter without a body."""
+    """The entry in place of unreadable records: a dead letter without a body."""
     (topic, partition), headers = unread.name, [(h.OMITTED, unread.omitted.encode())]
     row = {
         "topic": topic,
@@ -101,7 +101,7 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
         target = _text(found.get(h.TOPIC))
         partition = numbers.get(h.PARTITION)
         if len(found) == len(headers) and found.keys() <= _STRIPPED and not recurs:
-            own = None  # as decode.py's: of headers that are there twice, ControlHeaders leaves an empty list
+            own = None  # as in decode.py: ControlHeaders makes repeated headers an empty list
         if is_copy:
             origin = numbers.get(h.COPY_ORIGIN) or 0
             attempt, rolls = numbers.get(h.COPY_ATTEMPT) or 0, numbers.get(h.COPY_ROLLS) or 0
@@ -151,7 +151,7 @@ def _reason(
     numbers: Mapping[str, int | None],
     key: bytes | None,
 ) -> RejectReason | None:
-    """The first reason, in the order of `RejectReason`, that applies."""
+    """The first applicable reason, in the order of `RejectReason`."""
     commands = found.keys() & _COMMANDS
     is_copy, is_timer = h.COPY_ORIGIN in found, not commands
     if not record.by_broker:
@@ -188,7 +188,7 @@ def _reason(
     if is_timer and h.REPLACE in found and not (replaces == "false" or (replaces == "true" and h.ID in found)):
         return RejectReason.BAD_REPLACE
     if is_copy:
-        return None  # of the bridge's own: its original was within the limits
+        return None  # the bridge's own: its original was within the limits
     if p.headers_max and len(record.headers) > p.headers_max:
         return RejectReason.TOO_MANY_HEADERS
     payload = len(key or b"") + len(record.value or b"")
@@ -208,7 +208,7 @@ def _bytes(record: Record, headers: Headers, key: bytes | None) -> int:
 
 
 def _is_uncopyable(record: Record, headers: Headers, key: bytes | None, p: DecodeParameters) -> bool:
-    """Whether it is too large for a copy. (Headers are only counted of what is large without them.)"""
+    """Whether it is too large for a copy. (Headers are counted only for records that are large without them.)"""
     payload = len(key or b"") + len(record.value or b"")
     is_large = p.roll_bytes_max > 0 and payload > p.roll_bytes_max // 2
     return is_large and _bytes(record, headers, key) > p.roll_bytes_max
@@ -247,7 +247,7 @@ def _is_tick_delay(delay: int, due: int | None) -> bool:
 
 
 def _is_moved_to(due: int, found: Mapping[str, bytes | None]) -> bool:
-    """A recurring message is paused or resumed, or what was put off is brought forward."""
+    """Whether a recurring message is paused or resumed, or put-off messages are brought forward."""
     return (
         (due >= h.NEXT_MS or due == h.AS_DUE_MS) and h.UNTIL in found and bool(found.keys() & {h.MOVE, h.MOVE_ORIGIN})
     )
@@ -266,12 +266,12 @@ def _recurs(found: Mapping[str, bytes | None]) -> bool:
 
 
 def _is_one_schedule(found: Mapping[str, bytes | None], times: list[str]) -> bool:
-    """Whether it is either of the two, and what is beside it is when it begins."""
+    """Whether there is exactly one of the two headers, with no time beside it but its start."""
     return (h.EVERY in found) != (h.CRON in found) and set(times) <= {h.UNTIL, h.FOR} and not found.keys() & _COMMANDS
 
 
 def _can_reply(found: Mapping[str, bytes | None]) -> bool:
-    """Whether what a command says of its answer can be understood."""
+    """Whether the bridge can understand the command's wishes for its answer."""
     if h.REPLY_TO in found and not re.fullmatch(h.TOPIC_PATTERN, _text(found[h.REPLY_TO]) or ""):
         return False
     text = _text(found[h.CORRELATION]) if h.CORRELATION in found else ""
@@ -279,7 +279,7 @@ def _can_reply(found: Mapping[str, bytes | None]) -> bool:
 
 
 def _delay(ts: int, found: Mapping[str, bytes | None], times: list[str], p: DecodeParameters) -> int | None:
-    """due - ts in ms; None where it is not valid."""
+    """due - ts in ms; None if invalid."""
     if h.COPY_ORIGIN in found:
         due = _number(_text(found.get(h.COPY_DUE)))
         return None if due is None else due - ts
@@ -303,8 +303,8 @@ def _delay(ts: int, found: Mapping[str, bytes | None], times: list[str], p: Deco
 
 
 def _named_origins(record: Record, found: Mapping[str, bytes | None]) -> tuple[int, bytes]:
-    """The offset that a command by origin names: SEVERAL where there are more, NO_ORIGIN where they are of another
-    partition. And their text."""
+    """The offset in a command by origin: SEVERAL for more than one, NO_ORIGIN for those of another partition. And their
+    text."""
     text = _text(found[h.MOVE_ORIGIN if h.MOVE_ORIGIN in found else h.CANCEL_ORIGIN]) or ""
     is_own = text.startswith(f"{record.topic}/{record.partition}/")
     named = text.rpartition("/")[2]
@@ -313,7 +313,7 @@ def _named_origins(record: Record, found: Mapping[str, bytes | None]) -> tuple[i
 
 
 def _at(record: Record, delay: int, p: DecodeParameters, copy_at: int | None) -> int:
-    """The effective time (design, section 3); a forged backoff does not outlive the roll window."""
+    """The effective time; a forged backoff does not outlive the roll window."""
     due, window = record.ts + delay, p.roll_window_ms
     if delay <= window:
         at = due
@@ -331,7 +331,7 @@ def spread(topic: str, partition: int, offset: int) -> int:
 
 
 def _added(dialect: Dialect, record: Record, found: Mapping[str, bytes | None]) -> Headers:
-    """The native headers that say what the record's headers of the dialect say."""
+    """The native equivalents of the record's dialect headers."""
     key, is_cancelled = record.key, False
     if dialect.keyed and key is not None:
         is_cancelled = record.value is None and not found.keys() & NOT_CANCELLING
@@ -353,7 +353,7 @@ def _added(dialect: Dialect, record: Record, found: Mapping[str, bytes | None]) 
 
 
 def _milliseconds(value: bytes | None) -> bytes | None:
-    """Whole seconds as text of milliseconds; None, which is refused, for anything else."""
+    """Whole seconds as text of milliseconds; None, which is refused, for any other value."""
     text = _trimmed(value)
     return text + b"000" if text is not None and re.fullmatch(b"[0-9]+", text) else None
 
@@ -368,7 +368,7 @@ def _trimmed(value: bytes | None) -> bytes | None:
 
 
 def _text(value: bytes | None) -> str | None:
-    """A header's text; None where there is none, or it is not UTF-8."""
+    """A header's text; None without a header, or for bytes that are not UTF-8."""
     try:
         return None if value is None else h.text_of(value)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The forms of time that a header may have, as column expressions (`headers.py` has the same as functions).
+"""The forms of time in headers, as column expressions (`headers.py` has the same as functions).
 
-None raises, whatever the text: every cast is a `try_cast` behind a pattern that bounds the digits.
+None raises, for any text: every cast is a `try_cast` behind a pattern that limits the digits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def whole_number(text: Column) -> Column:
 
 
 def instant_ms(text: Column) -> Column:
-    """Epoch ms of RFC 3339, rounded up. Spark keeps microseconds; `tiny` is what it cuts off."""
+    """Epoch ms of RFC 3339, rounded up. Spark keeps microseconds; `tiny` tells of the digits below."""
     micros = F.unix_micros(F.translate(text, "tz", "TZ").try_cast("timestamp"))
     tiny = F.rlike(text, r"\.[0-9]{6}[0-9]*[1-9]").cast("int")
     fits = (F.octet_length(text) <= h.TIME_LENGTH_MAX) & matches(text, h.INSTANT_PATTERN)
@@ -49,9 +49,8 @@ _FIELDS_MS: Final = (*h.ISO_MS, 1)
 
 
 def duration_fields(text: Column) -> Column:
-    """The numbers of a duration in the order of `_FIELDS_MS`, as texts, or null. One replacement and one split, not a
-    match per group.
-    """
+    """The numbers of a duration in the order of `_FIELDS_MS`, as texts, or null. One replacement and one split, rather
+    than a match for each group."""
     units = F.regexp_replace(text, rf"^(?:{h.UNITS_PATTERN})\z", ",$1,$2,$3,$4,$5")
     iso = F.regexp_replace(text, rf"^(?:{h.ISO_PATTERN})\z", "$1,$2,$3,$4,$5,")
     return F.split(F.when(matches(text, h.UNITS_PATTERN), units).when(matches(text, h.ISO_PATTERN), iso), ",")

@@ -1,4 +1,4 @@
-"""Records of other schedulers as if their producers had written our headers (`wire.dialects`), in Catalyst columns.
+"""Records of other schedulers in the form of native headers (`wire.dialects`), as Catalyst columns.
 
 The rule of decode.py against lambdas does not hold here: only topics with a dialect pay for them.
 """
@@ -19,7 +19,7 @@ _HEADERS_TYPE: Final = f"array<{_HEADER_TYPE}>"
 
 
 def native_headers(dialects: Sequence[str], in_force: Column) -> Column:
-    """The headers of a record of Spark's Kafka source with those in front that say the same natively.
+    """The headers of a record of Spark's Kafka source, preceded by their native equivalents.
 
     `in_force` is the name of the record's dialect; `dialects` are all that occur.
     """
@@ -31,7 +31,7 @@ def native_headers(dialects: Sequence[str], in_force: Column) -> Column:
 
 
 def delivered_key(dialects: Sequence[str], in_force: Column) -> Column:
-    """The key to be delivered: the one that a header names, or the record's own; a copy carries it as its own."""
+    """The key for delivery: a header's, or the record's own; a copy has it as its own."""
     key = F.col("key")
     for name in dialects:
         header = DIALECTS[name].key
@@ -104,7 +104,7 @@ def _text(name: str) -> Column:
 
 
 def _milliseconds(name: str) -> Column:
-    """Whole seconds as text of milliseconds; null, which decoding refuses, for anything else. (Milliseconds in place of
-    seconds become too long a number, and are refused as well.)"""
+    """Whole seconds as text of milliseconds; null, which decoding refuses, for any other text. (Milliseconds in place
+    of seconds become too long a number, and are refused as well.)"""
     text = _text(name)
     return F.when(F.coalesce(F.rlike(text, r"^[0-9]+\z"), False), F.concat(text, "000").cast("binary"))

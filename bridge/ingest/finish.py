@@ -1,17 +1,17 @@
-"""The second half of decoding, in Arrow: what Catalyst would do with a lambda or a copy of every header.
+"""The second half of decoding, in Arrow: in Catalyst it would need a lambda, or a copy of every header.
 
-A lambda keeps its whole stage out of generated code. Here each step is a few vector operations, and nothing at all for
-records that carry control headers only (`decode` leaves their `headers` null). In this order:
+A lambda keeps its whole stage out of generated code. Here each step is a few vector operations, and none for records
+with control headers only (`decode` leaves their `headers` null). In this order:
 
-1. Originals whose headers are larger than `limits.header_bytes` become rejects, with all their headers. Those of a
-   dialect are left to `decode`: their headers as they were are gone when they arrive here.
-2. What the headers of a recurring message say becomes one text, the column `schedule`; a header that is no text makes
-   it a reject. Whether it is a schedule is decided when it comes up, which is at once (plan/ticks.py): time zones are
-   changed by their countries, and a record is read again as it was read first.
+1. Originals with headers beyond `limits.header_bytes` become rejects, with all their headers. Those of a dialect are
+   left to `decode`: their original headers do not arrive here.
+2. The schedule headers of a recurring message become one text, the column `schedule`; a header that is no text makes
+   it a reject. The schedule is judged when it comes up, which is at once (plan/ticks.py): countries change time zones,
+   and a record must be decoded the same way each time.
 3. The control headers are taken out of the timers' headers; order and duplicates of the others stay. A dialect's
-   headers are control headers where it was in force, by partition and offset; and of originals only, since the bridge's
-   copies carry native ones: what looks like a dialect's is the message's own there.
-4. A timer that replaces without a key gets a second row, the cancel of what came before (plan/forwarded_cancels.py).
+   headers are control headers where it was in force, by partition and offset. That holds for originals only: the
+   bridge's copies carry native ones, and headers there that look like a dialect's are the message's own.
+4. A timer that replaces without a key gets a second row, the cancel of the earlier ones (plan/forwarded_cancels.py).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Finish:
         self._control_headers = ControlHeaders(all_epochs)
 
     def __call__(self, entries: pa.Table) -> pa.Table:
-        """The entries of `decode`, as the store takes them."""
+        """The entries of `decode`, in the store's form."""
         return with_cancels(self._control_headers.taken_out(with_schedules(self._limits.applied(entries))))
 
 
@@ -69,8 +69,8 @@ class HeaderLimits:
         self._least = min((limit for limit in limits if limit), default=None)
 
     def applied(self, entries: pa.Table) -> pa.Table:
-        """`entries` (columns of `entry.ENTRY`, control headers still among `headers`), of which originals
-        with larger headers than was allowed at their offset are rejects that keep all they have."""
+        """`entries` (columns of `entry.ENTRY`, control headers still among `headers`); originals with larger headers
+        than allowed at their offset become rejects that keep all columns."""
         column = entries.column("headers")
         if self._least is None or column.null_count == len(column):
             return entries
@@ -124,7 +124,7 @@ def _rejects(entries: pa.Table, rejected: Bools, reason: RejectReason) -> pa.Tab
 
 
 def with_schedules(entries: pa.Table) -> pa.Table:
-    """`entries` with the schedules of recurring messages, for which `decode` has an empty text."""
+    """`entries` with the schedules of recurring messages; `decode` leaves an empty text for each."""
     column = entries.column("schedule")
     if column.null_count == len(column):
         return entries
@@ -154,24 +154,23 @@ def _schedule_text(value: bytes | None) -> str:
 
 
 class ControlHeaders:
-    """Which headers are control headers, by partition and offset."""
+    """The control headers, by partition and offset."""
 
     def __init__(self, all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> None:
-        self._steps = {  # from which offsets on which dialects, where there are any
+        self._steps = {  # the offsets at which dialects begin, if any
             source: (_int64s([b.offset for b in epochs]), _int64s([_CODES[b.parameters.dialect] for b in epochs]))
             for source, epochs in all_epochs.items()
             if any(epoch.parameters.dialect != NATIVE for epoch in epochs)
         }
 
     def taken_out(self, entries: pa.Table) -> pa.Table:
-        """`entries` (columns of `entry.ENTRY`) with the control headers taken out of the timers' `headers`.
+        """`entries` (columns of `entry.ENTRY`) without the control headers of the timers' `headers`.
 
-        Order and duplicates stay. Rejects and commands keep all of theirs: they may have to leave byte for byte.
-        """
+        Order and duplicates stay. Rejects and commands keep all headers: they may have to leave byte for byte."""
         column = entries.column("headers")
         if column.null_count == len(column):
             return entries
-        # A table of no columns but these, so that all have the same chunks.
+        # A table of these columns only, so that all have the same chunks.
         places = ["topic", "partition", "offset", "origin"] if self._steps else []
         stripped = [self._stripped(batch) for batch in entries.select(["headers", "kind", *places]).to_batches()]
         index = entries.schema.get_field_index("headers")
@@ -195,7 +194,7 @@ class ControlHeaders:
         )
 
     def _dialects(self, batch: pa.RecordBatch) -> Int64s:
-        """The dialect in which each record was read, as an index of `_FOREIGN`, -1 for none; int64[n]."""
+        """Each record's dialect, as an index of `_FOREIGN`, -1 for none; int64[n]."""
         result: Int64s = np.full(len(batch), -1, dtype=np.int64)
         topic, offset = batch.column("topic").dictionary_encode(), batch.column("offset").to_numpy()
         names, codes = topic.dictionary.to_pylist(), topic.indices.to_numpy().astype(np.int64)
@@ -220,10 +219,9 @@ def _are_in(names: pa.Array, wanted: pa.Array) -> Bools:
 
 
 def with_cancels(entries: pa.Table) -> pa.Table:
-    """A batch of `entry.ENTRY` rows, and a row of kind CANCEL for every timer that replaces without a key.
+    """A batch of `entry.ENTRY` rows, with a row of kind CANCEL for every timer that replaces without a key.
 
-    The new row has the timer's offset; it covers what has an origin below that, hence never the timer itself.
-    """
+    The new row has the timer's offset. It covers lower origins, hence never the timer itself."""
     replaces = entries.column("replace")
     if not pc.any(replaces, min_count=0).as_py():
         return entries

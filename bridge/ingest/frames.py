@@ -1,10 +1,10 @@
 """Frames: decoded rows that Spark's tasks send through a socket (java/FrameWriter.java), taken in as Arrow batches.
 
-A Unix domain socket where Spark runs beside the bridge; TCP where its executors run elsewhere. A connection has to
-begin with the token, which only the tasks of this run know: frames of an earlier run find another socket, or none.
+The socket is a Unix domain socket if Spark runs beside the bridge, TCP if its executors run elsewhere. A connection
+must begin with the token, which only the tasks of this run know: frames of an earlier run find another socket, or none.
 
-The socket is the flow control. A frame is taken in before the next one is read, so what is in memory is one frame for
-each connection, of 1 MiB and one record, and the kernel's buffers.
+The socket is the flow control. A frame is taken in before the next one is read. So memory holds one frame for each
+connection, of 1 MiB and one record, and the kernel's buffers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bridge.spark.scratch import for_a_socket
 from timerstore.rows.entry import ENTRY
 
 TOKEN_S: Final = Wait.TOKEN.s
-"""A connection that has not sent its token by then is closed."""
+"""The deadline for the token of a connection, which is closed after that."""
 AGAIN_S: Final = 0.2
-"""After a connection could not be accepted."""
+"""Pause after a failure to accept a connection."""
 TASK: Final = -1
-"""In place of a frame's length: a task has begun."""
+"""In place of a frame's length: the start of a task."""
 STORED: Final = b"\1"
 _LENGTH: Final = struct.Struct(">i")
 
@@ -39,10 +39,9 @@ log = structlog.get_logger("bridge.ingest.frames")
 
 
 class FrameReceiver:
-    """Listens while it is entered; each connection has a thread. `take` is given one frame after the other, of several
-    connections at once; what it raises goes to `on_failure`, and ends that connection and with it Spark's task.
-    `on_task` is called for each task that begins.
-    """
+    """Listens inside its context; each connection has a thread. `take` gets one frame after the other, from several
+    connections at once; its exceptions go to `on_failure`, and end that connection and with it Spark's task. `on_task`
+    is called for each new task."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class FrameReceiver:
         self.token = secrets.token_hex(16)
 
     def __enter__(self) -> Self:
-        """Raises EnvironmentFailure where no descriptor, port or thread is left."""
+        """Raises EnvironmentFailure without a free descriptor, port or thread."""
         try:
             self._listen()
         except (OSError, RuntimeError) as error:
@@ -87,7 +86,7 @@ class FrameReceiver:
         self._files.close()
 
     def close(self) -> None:
-        """Close all connections: a task that still writes fails. Any thread, any number of times."""
+        """Close all connections: a task that still writes fails. For any thread, repeatable."""
         with self._lock:
             self._over.set()
             for each in (self._listener, *self._connections):
@@ -95,8 +94,8 @@ class FrameReceiver:
                     each.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
-        """Until it is closed. Where no descriptor, thread or memory is left for a connection, Spark's task waits, and
-        it is tried again."""
+        """Accept connections until the close. Without a descriptor, thread or memory for a connection, Spark's task
+        waits for the next attempt."""
         failed = 0
         while not self._over.is_set():
             try:
@@ -114,7 +113,7 @@ class FrameReceiver:
                 self._over.wait(AGAIN_S)
 
     def _accept_one(self) -> None:
-        """Raises OSError, and RuntimeError where no thread can begin."""
+        """Accept one connection. Raises OSError, and RuntimeError if no thread can start."""
         connection, _ = self._listener.accept()
         with self._lock:
             if self._over.is_set():
@@ -129,8 +128,8 @@ class FrameReceiver:
             raise
 
     def _serve(self, connection: socket.socket) -> None:
-        """Take in all frames of a connection, and say so: the other side waits for that, and a connection that ends
-        without it has failed."""
+        """Take in all frames of a connection, then confirm it: the other side waits for that, and a connection that
+        ends without it has failed."""
         with connection:
             try:
                 connection.settimeout(TOKEN_S)
@@ -142,7 +141,7 @@ class FrameReceiver:
                     if len(frame):
                         self._take(frame)
                         continue
-                    with suppress(OSError):  # the task fails then
+                    with suppress(OSError):  # then the task fails
                         connection.sendall(STORED)
                     return
             except Exception as error:  # noqa: BLE001 - handed on, before the task can see it
@@ -152,7 +151,7 @@ class FrameReceiver:
                     self._connections.discard(connection)
 
     def _next(self, connection: socket.socket) -> pa.Table | None:
-        """The next frame; an empty one after the last. None where the task has ended before that: Spark says why."""
+        """The next frame; an empty one after the last. None if the task has ended before that: Spark has the reason."""
         while (length := _length(connection)) == TASK:
             self._on_task()
         body = None if length is None else _exactly(connection, length)
@@ -178,7 +177,7 @@ def _length(connection: socket.socket) -> int | None:
 
 
 def _exactly(connection: socket.socket, count: int) -> bytearray | None:
-    """So many bytes; None where the connection ends before."""
+    """`count` bytes; None if the connection ends before."""
     data = bytearray(count)
     view, got = memoryview(data), 0
     with suppress(OSError):

@@ -1,6 +1,6 @@
 """The plain reader: a consumer in Python that reads the delay topics while Spark's query does not.
 
-It bridges a start of Spark's JVM, and of a query; and it is asked where a partition really ends. Its contract is the
+It bridges a start of Spark's JVM, and of a query; and it finds the real ends of partitions. Its contract is the
 query's: `read_committed`, exact offsets, order within a partition, the same entries (decode_records.py).
 """
 
@@ -37,9 +37,9 @@ Offsets = Mapping[SourceName, int]
 RECORDS_MAX: Final = 2_000
 POLL_S: Final = 0.2
 WAKE_S: Final = 1.0
-"""A shorter one would end the connection of a broker that takes longer."""
+"""A shorter time-out would end the connection of a slower broker."""
 GATHER_S: Final = 0.01
-"""After the first record: a record at a time costs more in overhead than in work."""
+"""The wait after the first record: single records cost more in overhead than in work."""
 
 UNREADABLE: Final = (
     KafkaError._BAD_MSG,
@@ -47,8 +47,8 @@ UNREADABLE: Final = (
     KafkaError._NOT_IMPLEMENTED,
     KafkaError.INVALID_MSG,
 )
-"""Codes of batches that the client cannot read, of a wrong checksum first. It goes on behind one whose version it does
-not know (a flipped bit: no checksum covers that)."""
+"""Codes of batches that the client cannot read, such as a wrong checksum. Behind a batch of an unknown version it goes
+on (a flipped bit: no checksum covers that)."""
 
 FORCED: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
@@ -57,21 +57,21 @@ FORCED: Final[Mapping[str, Any]] = {
     "isolation.level": "read_committed",
     "check.crcs": True,
     "enable.partition.eof": True,
-    # What lies here unread: librdkafka's queue, in place of its 64 MiB.
+    # The limit of unread records: librdkafka's queue, in place of its 64 MiB.
     "queued.max.messages.kbytes": 8 << 10,
     "queued.min.messages": 2_000,
-    # When that is full, librdkafka fetches on only a second later, and so long after another `assign`.
+    # With a full queue, librdkafka fetches again only a second later, and likewise after another `assign`.
     "fetch.queue.backoff.ms": 10,
-    # The group's consumer logs that brokers are away. This client is not polled while the query serves: what it logs
-    # would go to standard error, twenty lines a second, or wait here without a bound.
+    # The group's consumer logs the absence of brokers. This client is not polled while the query serves: its own log
+    # would go to standard error, twenty lines a second, or wait here without a limit.
     "log_level": 0,
 }
 
 
 @dataclass(slots=True)
 class Read:
-    """Entries, the exclusive ends that they reach, the partitions whose end was reached, and those that are left, as
-    this client cannot read on, with the reason."""
+    """Entries, their exclusive ends, the partitions that were read to their ends, and those that this client cannot
+    read on, with the reasons."""
 
     entries: pa.Table
     ends: dict[SourceName, int] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class PlainReader:
     def __init__(
         self, properties: Mapping[str, Any], group: str, all_epochs: Mapping[SourceName, DecodeEpochs]
     ) -> None:
-        """`group` is one that the bridge has rights on: it is neither joined, nor is anything committed. Raises
+        """`group` is one that the bridge has rights on; the reader neither joins it nor commits anything. Raises
         EnvironmentFailure."""
         self._all_epochs = all_epochs
         self._consumer = made("for reading", lambda: Consumer({**properties, **FORCED, "group.id": group}))
@@ -94,7 +94,7 @@ class PlainReader:
         self._assigned: set[SourceName] = set()
 
     def assign(self, offsets: Offsets) -> None:
-        """Read on from here; nothing where there are none."""
+        """Read on from these offsets; without any, read nothing."""
         had_paused_all = self._paused and self._paused == self._assigned
         self._unreadable.clear()
         self._paused.clear()
@@ -107,18 +107,17 @@ class PlainReader:
                 self._wake()
 
     def _wake(self) -> None:
-        """librdkafka's thread of a broker of which all partitions were paused looks a second later whether one is not
-        any more (seen in 2.16), unless it has something to do: have it ask for an end. No fetch is on its way then, so
-        that the answer comes at once."""
+        """Wake librdkafka's thread of a broker. If all its partitions were paused, an idle thread notices the end of a pause
+        only a second later (seen in 2.16): it gets a request for an end offset. No fetch is in flight then, so the answer
+        comes at once."""
         ends = [TopicPartition(*name, OFFSET_END) for name in sorted(self._assigned)]
-        with suppress(KafkaException):  # the request alone has woken the thread
+        with suppress(KafkaException):  # the request alone wakes the thread
             self._consumer.offsets_for_times(ends, WAKE_S)
 
     def poll(self, until: Offsets | None = None) -> Read:
-        """What has come, within POLL_S. `until` are exclusive ends at which partitions are left for now.
+        """The records that arrive within POLL_S. `until` are exclusive ends at which partitions are left for now.
 
-        Raises StateError where records are gone, EnvironmentFailure for what does not pass.
-        """
+        Raises StateError for gone records, EnvironmentFailure for lasting errors."""
         first = self._consumer.poll(POLL_S)
         messages = [] if first is None else [first, *self._consumer.consume(RECORDS_MAX - 1, GATHER_S)]
         records: list[Record] = []
@@ -137,7 +136,7 @@ class PlainReader:
                     read.ends[name] = record.offset + 1
                     read.at_end.discard(name)
             elif name not in self._unreadable and until is not None:
-                read.ends[name] = until[name]  # whatever lies between the last record and this one is no record
+                read.ends[name] = until[name]  # there is no record between the last one and this end
                 self._pause(name)
         if records:
             read.entries = decode_records(records, self._all_epochs)
@@ -146,7 +145,7 @@ class PlainReader:
     def ask(
         self, at: Offsets, beat: Callable[[], None], is_over: Callable[[], bool]
     ) -> tuple[Offsets, set[SourceName]]:
-        """The ends of those partitions that hold no record from there on, and the others; less when it `is_over`."""
+        """The ends of those partitions without further records, and the other partitions; less when it `is_over`."""
         self.assign(at)
         ends: dict[SourceName, int] = {}
         filled: set[SourceName] = set()
@@ -182,22 +181,22 @@ class PlainReader:
             )
 
     def _leave(self, name: SourceName, why: str, read: Read) -> None:
-        """What comes next cannot be read with this client, which would go on behind it, or ask for it without end:
-        another reader has it, and what follows."""
+        """Leave a partition that this client cannot read on: the client would skip records, or ask for them without
+        end. Another reader has them, and all that follow."""
         if name not in self._unreadable:
             self._unreadable.add(name)
             read.left[name] = why
         self._pause(name)
 
     def _pause(self, name: SourceName) -> None:
-        """Once: what had been fetched already still comes, thousands of records perhaps."""
+        """Pause once: fetched records still come, possibly thousands."""
         if name not in self._paused:
             self._paused.add(name)
             self._consumer.pause([TopicPartition(*name)])
 
 
 def by_source(entries: pa.Table) -> list[tuple[SourceName, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
-    """The offsets of each partition that is there, in the order of its rows."""
+    """The offsets of each partition in these entries, in the order of its rows."""
     if not len(entries):
         return []
     topic = entries.column("topic").combine_chunks().dictionary_encode()
@@ -208,7 +207,7 @@ def by_source(entries: pa.Table) -> list[tuple[SourceName, np.ndarray[tuple[int]
 
 
 def new_records(entries: pa.Table, before: Offsets) -> list[tuple[str, int]]:
-    """How many are at or behind these offsets, by topic and partition; their topics."""
+    """The number of entries at or behind these offsets, by topic and partition; their topics."""
     counts = (
         (topic, int(np.count_nonzero(offsets >= before.get((topic, partition), OFFSET_MAX))))
         for (topic, partition), offsets in by_source(entries)
