@@ -1,17 +1,18 @@
-"""Ingest: the delay topics into the store, by Spark's query, and by a plain reader for as long as that does not serve.
+"""Ingest: the delay topics go into the store, by Spark's query, and by a plain reader while the query does not serve.
 
     thread   query     session | plan | up to the committed O (batch job) | stream --------------------------> stream
              ingest    plain reader ------------------------------------------->|  asks for ends  |  plain reader ...
 
-Both readers start where the store stands and hand over by overlap: what comes twice is known by its offset and dropped,
-so the plain reader goes on until the query has come as far (watch/hand_over.py). A query that fails is started anew the
-same way; while it stands still the plain reader reads (who waits for whom, and for how long: watch/waits.py). So are
-both when partitions come or go: a *run* is what is read for one assignment, and what an earlier run still sends
-is not taken in. Up to the committed O nothing is read beyond it: nothing may be dispatched before (invariant I6), and
-what lies beyond could not be flushed, so that one partition's rows would fill the memory for another's. What joins
-later holds up nothing else, and is read on at once.
+Both readers start at the store's offsets and hand over by overlap: the store drops repeated records by their offsets.
+So the plain reader goes on until the query has come as far (watch/hand_over.py). A failed query is started anew the
+same way; while it stands still the plain reader reads (all waits with their deadlines: watch/waits.py). Both readers
+are also started anew when partitions come or go: a *run* is the reading for one assignment, and late frames of an
+earlier run are ignored. Before the committed O is reached, nothing is read beyond it: such records must not be
+dispatched (invariant I6), and could not be flushed, so that one partition's rows would fill the memory for another's.
+Partitions that join later delay nothing else, and are read on at once.
 
-What has ended a reader is left out by both and read batch by batch (batches/suspects.py) before the query starts.
+Both readers leave out batches that have ended a reader; these are read one by one (batches/suspects.py) before the
+query starts.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ LOOK_S: Final = 0.2
 IDLE_LOOK_S: Final = 1.0
 """The interval of looks for corrupt batches while none is known."""
 QUIET_S: Final = 5.0
-"""A partition whose end lies further, and from which nothing has come for so long, is asked for its end."""
+"""Time without records after which a partition with a later end is asked for it."""
 
 
 class Ingest:
-    """See the module. `start` once; `stop` ends it; a failure is told to `on_fatal` once."""
+    """See the module. `start` once; `stop` ends it; `on_fatal` gets a failure, once."""
 
     def __init__(
         self,
@@ -81,11 +82,10 @@ class Ingest:
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,
     ) -> None:
-        """`committed` are the committed O of every owned partition, `log_starts` looks up where the logs of some begin.
-        `all_epochs` has those of partitions that come later by then. `executor_host` is this machine's address for
-        executors elsewhere. `end_jvm` ends a JVM that stands still. `beat` is the plain reader's thread's, `beat_query`
-        the query's.
-        """
+        """`committed`: the committed O of every owned partition; `log_starts` looks up the starts of some logs. When
+        partitions come later, `all_epochs` already has theirs. `executor_host` is this machine's address for executors
+        elsewhere. `end_jvm` ends a JVM that stands still. `beat` is for the plain reader's thread, `beat_query` for the
+        query's."""
         self._make_reader = make_reader
         self._store = store
         self._all_epochs = all_epochs
@@ -118,23 +118,23 @@ class Ingest:
         return "spark" if self._shared.query_serves.is_set() else "plain"
 
     def is_reading(self) -> bool:
-        """Whether every partition is being read: what is sent to it from now on comes at once."""
+        """Whether every partition is being read: new records then arrive at once."""
         heard = self._heard | self._suspects.held().keys()
         return self._shared.query_serves.is_set() or heard >= self._shared.committed.keys()
 
     def restart(self, reason: str) -> None:
-        """Have the query end, and start again where the store stands."""
+        """Have the query end, and start again at the store's offsets."""
         self._queries.restart(reason)
 
     def join(self, committed: Offsets, add: Callable[[], bool], wait_s: float) -> bool | None:
-        """Partitions come: `add` puts them into the store while nothing is taken in, or says that it has not. Returns
-        what that says; None where something is being taken in for as long as `wait_s`, perhaps for want of room."""
+        """Partitions come: `add` puts them into the store while nothing is taken in, and returns whether it has.
+        Returns that result; None if something is being taken in for as long as `wait_s`, perhaps for lack of room."""
         if not self._taking.acquire(timeout=wait_s):
             return None
         try:
             if not add():
                 return False
-            with self._assigning:  # some may have left the store again
+            with self._assigning:  # some may have left the store meanwhile
                 here, both = self._store.next_offsets(), {**self._shared.committed, **committed}
                 self._shared.committed = {name: offset for name, offset in both.items() if name in here}
             self._finish = Finish(self._all_epochs)
@@ -168,8 +168,8 @@ class Ingest:
             thread.start()
 
     def catch_up(self, progress: Callable[[int, int], None]) -> None:
-        """Return when everything up to the committed offsets is in the store, or when this is being stopped.
-        `progress(done, total)` counts offsets."""
+        """Return when everything up to the committed offsets is in the store, or at a stop. `progress(done, total)`
+        counts offsets."""
         begun = self._store.next_offsets()
         total = sum(max(0, end - begun[name]) for name, end in self._shared.committed.items())
         while not (self._shared.stopping.is_set() or self._store.is_caught_up()):
@@ -185,7 +185,7 @@ class Ingest:
         self._queries.cancel()
 
     def stop(self, timeout_s: float = 8.0) -> None:
-        """End both readers. The store's intake must be closed first: one of them may wait for room."""
+        """End both readers. The store's intake must be closed first: a reader may wait for room."""
         self.cancel()
         deadline_s = self._clock.monotonic_s() + timeout_s
         for thread in self._threads:
@@ -205,7 +205,7 @@ class Ingest:
     # ---- the query's thread, looked after
 
     def _beat(self, within_s: float | None = None) -> None:
-        """The plain reader's thread is there, and looks after the query's, which may stand still with the JVM."""
+        """Report the plain reader's thread as alive, and watch the query's, which may stand still with the JVM."""
         self._beats(within_s)
         for wait, waited_s in [] if self._shared.stopping.is_set() else self._watch.over():
             if wait.then is Then.PLAIN_READS:
@@ -223,12 +223,12 @@ class Ingest:
     # ---- into the store
 
     def _take(self, run: int, entries: pa.Table, ends: Offsets, beat: Beat) -> None:
-        """Any reader's thread, whose `beat` it is. Blocks while the store has no room. What an earlier run has read may
-        lie behind a gap: partitions may have come back since."""
+        """Store entries. Called by any reader's thread, with its `beat`. Blocks while the store has no room. Records of
+        an earlier run may lie behind a gap: partitions may have come back since."""
         finished = self._finish(entries)
         began_s = self._clock.monotonic_s()
         while not self._taking.acquire(timeout=LOOK_S):
-            if not self._store.has_room():  # the other thread waits for it; else it works, or hangs
+            if not self._store.has_room():  # the other thread waits for room; otherwise it works, or hangs
                 beat()
         try:
             if run != self._shared.run:
@@ -256,7 +256,7 @@ class Ingest:
                     self._shared.stopping.wait(LOOK_S)
                 else:
                     self._read(reader)
-            self._suspects.rests()  # an end by an error, for want of memory perhaps, leaves its mark
+            self._suspects.rests()  # an end by an error, perhaps for lack of memory, leaves its mark
         finally:
             reader.close()
 
@@ -302,8 +302,8 @@ class Ingest:
             self._suspects.suspect({name: self._store.next_offsets().get(name, 0)}, why)
 
     def _stand_by(self, reader: PlainReader) -> None:
-        """While the query serves: tell the store where quiet partitions end. Behind the last record may lie transaction
-        markers and aborted records, of which the query says nothing."""
+        """While the query serves: tell the store the ends of quiet partitions. Behind the last record there may be
+        transaction markers and aborted records, which the query does not report."""
         reader.assign({})
         self._suspects.rests()
         run, starved = self._shared.run, dict[SourceName, int]()
@@ -323,12 +323,12 @@ class Ingest:
                 self._take_over(Wait.STARVING)
 
     def _is_relieved_of_standing_by(self, wait_s: float) -> bool:
-        """Wait; True as soon as the plain reader has to read again, or ingest is being stopped."""
+        """Wait; True as soon as the plain reader must read again, or at a stop."""
         self._await(lambda: not self._shared.query_serves.is_set(), wait_s, self._beat)
         return self._shared.stopping.is_set() or not self._shared.query_serves.is_set()
 
     def _ask(self, run: int, reader: PlainReader, at: Offsets) -> set[SourceName]:
-        """Take in the ends of those partitions that hold no record from there on; returns the others."""
+        """Take in the ends of those partitions without further records; returns the others."""
         until_s = self._clock.monotonic_s() + Wait.ENDS_OF_QUIET.s
         known, filled = reader.ask(at, self._beat, lambda: self._clock.monotonic_s() >= until_s)
         if known:

@@ -107,9 +107,9 @@ class PlainReader:
                 self._wake()
 
     def _wake(self) -> None:
-        """Wake librdkafka's thread of a broker. If all its partitions were paused, an idle thread notices the end of a pause
-        only a second later (seen in 2.16): it gets a request for an end offset. No fetch is in flight then, so the answer
-        comes at once."""
+        """Wake librdkafka's thread of a broker. If all its partitions were paused, an idle thread notices the end of a
+        pause only a second later (seen in 2.16): it gets a request for an end offset. No fetch is in flight then, so
+        the answer comes at once."""
         ends = [TopicPartition(*name, OFFSET_END) for name in sorted(self._assigned)]
         with suppress(KafkaException):  # the request alone wakes the thread
             self._consumer.offsets_for_times(ends, WAKE_S)

@@ -1,9 +1,9 @@
-"""The thread that runs queries: it starts the session's query, watches it, and starts it anew.
+"""The thread of queries: it starts the session's query, watches it, and starts it anew.
 
     session | slots, plan | up to the committed O: plain reader, or a batch job | stream: both read --> the query serves
 
-How long it waits for what, and what is done then: watch/waits.py. A call into a JVM that stands still does not return;
-the plain reader's thread finds that, and acts.
+watch/waits.py has its deadlines, and the actions after them. A call into a JVM that stands still does not return; the
+plain reader's thread detects that, and acts.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ log = structlog.get_logger("bridge.ingest.ingest")
 
 LOOK_S: Final = 0.2
 FAILURES_MAX: Final = 5
-"""Of queries, one after the other, without a record between them."""
+"""The limit of failed queries in a row without a record between them."""
 PAUSE_S_MAX: Final = 16.0
 JOB_RECORDS_MIN: Final = 50_000
-"""Fewer are left to the plain reader, which has them within two seconds."""
+"""Fewer records are left to the plain reader, which reads them within two seconds."""
 
 
 class Take(Protocol):
-    """Into the store, for a run: entries and the ends that they reach. Blocks while there is no room, and beats."""
+    """Stores entries of a run, and the ends that they reach. Blocks without room, and beats."""
 
     def __call__(self, run: int, entries: pa.Table, ends: Offsets, beat: Beat) -> None: ...
 
 
 class Queries:
-    """See the module. `run` is the thread's; the others are for any."""
+    """See the module. `run` is for the thread; the other methods are for any."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Queries:
         watch: Watch,
         beat: Beat,
     ) -> None:
-        """The arguments are those of Ingest; `watch` is told what the thread waits for."""
+        """The arguments are those of Ingest; `watch` learns of the thread's waits."""
         self._session = session
         self._make_query = make_query
         self._shared = shared
@@ -93,25 +93,25 @@ class Queries:
         self._hand_over: HandOver | None = None
         self._query_start: Offsets = {}
         self._sent: dict[SourceName, int] = {}
-        """How far the query of now has come."""
+        """The offsets that the present query has reached."""
 
     def restart(self, reason: str) -> None:
-        """Have the query end, and start again where the store stands."""
+        """Have the query end, and start again at the store's offsets."""
         self.restart_reason = reason
 
     def cancel(self) -> None:
-        """Let it end soon: its tasks can send nothing more."""
+        """Let it end soon: its tasks cannot send any more."""
         receiver = self._receiver
         if receiver is not None:
             receiver.close()
 
     def _beat(self, within_s: float | None = None) -> None:
-        """The thread is there, or a frame has come."""
+        """Report the thread as alive, or a new frame."""
         self._beats(within_s)
         self._watch.progress()
 
     def run(self) -> None:
-        """One query after the other, until this is stopped. Raises BridgeError."""
+        """Run one query after the other, until a stop. Raises BridgeError."""
         failures = 0
         session = self._await_session()
         while session is not None and not self._shared.stopping.is_set():
@@ -136,7 +136,7 @@ class Queries:
                     log.info("query-restarted", reason=self.restart_reason)
 
     def _await_session(self) -> SparkSession | None:
-        """None when this is being stopped. Spark's own failure has been told already."""
+        """The session; None at a stop. Spark's own failure has already been reported."""
         begun_s: float | None = None
         slow = Laggards(Wait.UP_TO_COMMITTED.s)
         while not self._shared.stopping.is_set():
@@ -161,14 +161,14 @@ class Queries:
             self._beat()
 
     def _run_query(self, session: SparkSession) -> None:
-        """One query, until it fails, is stopped, or is to be restarted."""
+        """Run one query, until it fails, stops, or must be restarted."""
         self._failure, run = None, self._shared.run
         self._query_start = dict(self._store.next_offsets())
         self._sent = dict(self._query_start)
         receiver = FrameReceiver(
             partial(self._take_frame, run), self._on_task, self._on_take_failure, self._executor_host
         )
-        # One of the records that were not sent yet may be too large for the JVM: the operator must learn where it is.
+        # One of the unsent records may be too large for the JVM: the operator must learn its place.
         failures = failures_named("read the delay topics", self._shared.stopping.is_set, self._unread)
         try:
             with self._watch.waiting(Wait.CALL), in_memory() as directory, receiver, failures:
@@ -176,7 +176,7 @@ class Queries:
                 if not self._shared.stopping.is_set():
                     self._stream(run, self._make_query(session, receiver), directory)
         except BridgeError:
-            self._raise_failure()  # what Spark says follows from it
+            self._raise_failure()  # Spark's error is a consequence
             raise
         self._raise_failure()
 
@@ -208,14 +208,15 @@ class Queries:
                 streaming.stop()
 
     def _await_slots(self, query: Query) -> None:
-        """A cluster's executors come one after the other; partitions may have been added since the session began."""
+        """Wait for slots: a cluster's executors come one after the other, and partitions may be newer than the
+        session."""
         self._await(lambda: query.slots() >= len(self._shared.committed), Wait.SLOTS.s)
         if not self._shared.stopping.is_set() and (slots := query.slots()) < len(self._shared.committed):
             raise too_few_slots(slots, len(self._shared.committed))
 
     def _read_up_to_committed(self, run: int, query: Query) -> None:
-        """Return when the store has caught up. A little is left to the plain reader, but for what that cannot read; and
-        what partitions lack that have joined to the query, as the others must not wait for them."""
+        """Return when the store has caught up. Small backlogs are left to the plain reader, unless it cannot read them.
+        Backlogs of partitions that joined later are left to the query, so that the others do not wait."""
         slow = Laggards(Wait.UP_TO_COMMITTED.s)
         while not (self._is_caught_up() or self._is_over(run)):
             start = self._trusted()
@@ -232,8 +233,8 @@ class Queries:
             self._beat()
 
     def _read_by_job(self, run: int, query: Query, start: Offsets, end: Offsets) -> None:
-        """By a batch job, which ends, and reads all partitions at once."""
-        self._shared.plain_rests.set()  # alone it is faster
+        """Read by a batch job, which ends, and reads all partitions at once."""
+        self._shared.plain_rests.set()  # the job is faster alone
         try:
             with self._watch.waiting(Wait.JOB_FRAMES, Wait.CALL):
                 query.read(start, end)
@@ -252,13 +253,13 @@ class Queries:
         return self._shared.stopping.is_set() or run != self._shared.run
 
     def _must_be_there(self, offsets: Offsets) -> None:
-        """Where the log starts later the source would be silent, or go round for ever."""
+        """Refuse a log that starts later than these offsets: the source would be silent, or loop for ever."""
         for name, log_start in self._log_starts(offsets).items():
             if log_start > offsets[name]:
                 raise records_gone(topic=name[0], partition=name[1], wanted=offsets[name], log_start=log_start)
 
     def _serve(self, run: int, streaming: StreamingQuery, hand_over: HandOver) -> None:
-        """Watch the query; relieve the plain reader when it has come nearly as far."""
+        """Watch the query; relieve the plain reader when the query has nearly caught up with it."""
         began_s, serves = self._clock.monotonic_s(), False
         while not (self._is_over(run) or self.restart_reason or self._failure is not None):
             self._beat()
@@ -281,7 +282,7 @@ class Queries:
         stretches = by_source(frame)
         ends = {name: int(offsets[-1]) + 1 for name, offsets in stretches}
         if run == self._shared.run and any(offsets[0] < self._sent.get(name, 0) for name, offsets in stretches):
-            # A cluster has lost an executor, and runs its tasks again from where they began, half an hour ago perhaps.
+            # A cluster has lost an executor, and runs its tasks again from their start, perhaps half an hour ago.
             self.restart("replayed")
         self._await(self._store.has_room)
         self._take(run, frame, ends, self._beat)
@@ -289,6 +290,6 @@ class Queries:
             self._sent |= {name: max(self._sent.get(name, end), end) for name, end in ends.items()}
 
     def _on_take_failure(self, error: Exception) -> None:
-        """No later frame may be stored: the offsets of this one would be skipped."""
+        """Keep the failure: no later frame may be stored, which would skip the offsets of this one."""
         if not self._shared.stopping.is_set():
             self._failure = error if isinstance(error, TimerStoreError) else named_failure("take in frames", error)

@@ -2,12 +2,12 @@
 
     Kafka source (read_committed, headers) -> decode (Catalyst) -> FrameWriter (java/) -> socket -> frames.py
 
-Real-time mode (SPARK-53736) runs one long-lived task for each partition, which plans nothing in between; a task that
-finds no slot is never run, and says nothing, so there must be one for each (session.py). A stretch whose end is known
-is read by a batch job of the same plan, since a task of that ends.
+Real-time mode (SPARK-53736) runs one long-lived task for each partition, without planning in between. A task without a
+slot never runs, silently, so there must be a slot for each (session.py). Records up to a known end are read by a batch
+job of the same plan, since its tasks end.
 
-Spark's own checkpoint is a scratch directory of one run. Every run starts at the offsets that the store asks for, and
-what a run has sent twice the store knows by its offsets.
+Spark's own checkpoint is a scratch directory of one run. Every run starts at the store's offsets, and the store drops
+repeated records by their offsets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Offsets = Mapping[SourceName, int]
 
 BATCH: Final = "30 minutes"
-"""Of real-time mode: its end plans anew, which takes half a second."""
+"""Duration of a batch in real-time mode: its end plans anew, which takes half a second."""
 
 
 class Query:
@@ -55,14 +55,15 @@ class Query:
         self._address, self._token = address, token
 
     def slots(self) -> int:
-        """How many tasks the executors of now can run at a time. A task of the query keeps its slot, and there is one
-        for each partition. (Spark's default parallelism is something else: it is 2 without an executor.)"""
+        """The number of tasks that the present executors can run at a time. A task of the query keeps its slot, and
+        there is one for each partition. (Spark's default parallelism is another number: without an executor it is
+        2.)"""
         context = self.session.sparkContext._jsc.sc()
         context.assertNotStopped()
         return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
     def warm_up(self, offsets: Offsets) -> None:
-        """Compile the plan and load its classes on nothing, so that the first record does not wait for it."""
+        """Compile the plan and load its classes with no records, so that the first record does not wait for it."""
         self.read(offsets, offsets)
 
     def read(self, start: Offsets, end: Offsets) -> None:

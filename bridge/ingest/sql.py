@@ -1,7 +1,7 @@
 """Column expressions and queries as SQL text, written with PySpark's words: `F.coalesce(F.col("a"), 0) > 1`.
 
-PySpark's own `Column` calls the JVM for every node of an expression, and again when Python lets go of it: for the plan
-of decoding 24,000 times, which kept the interpreter from delivery for seconds of every start. Text is parsed there in
+PySpark's own `Column` calls the JVM for every node of an expression, and again when Python releases it: 24,000 times
+for the plan of decoding, which kept the interpreter from delivery for seconds of every start. Text is parsed there in
 one call, into the same plan, in less than half of the time.
 
 A text among the arguments is a literal; a column is named by `col`.
@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any
 
 OR, AND, NOT, COMPARISON, SUM, PRODUCT, ATOM = range(7)
-"""How tightly an expression binds."""
+"""Precedence of an expression, from loose to tight."""
 
 Value = Any
-"""A Column, or what a literal is made of: None, bool, int, str, bytes."""
+"""A Column, or the value of a literal: None, bool, int, str, bytes."""
 
 
 class Column:
-    """An expression; `binds` says how tightly: one that binds less tightly than what it is put into gets brackets."""
+    """An expression with its precedence, `binds`: in a place of higher precedence it gets brackets."""
 
     __slots__ = ("binds", "sql")
     __hash__ = None  # type: ignore[assignment]  # `==` makes an expression
@@ -100,17 +100,17 @@ class Column:
         return Column(f"{self.sql} AS {name}")
 
     def within(self, binds: int) -> str:
-        """The text, in brackets where it binds less tightly."""
+        """The text, in brackets if its precedence is lower."""
         return self.sql if self.binds >= binds else f"({self.sql})"
 
     def _with(self, operator: str, other: Value, binds: int) -> Column:
-        """Both in brackets where they bind as tightly, but for the first one: all operators go from left to right."""
+        """Operands of equal precedence get brackets, but for the first one: all operators are left-associative."""
         first = self.within(SUM if binds == COMPARISON else binds)
         return Column(f"{first} {operator} {lit(other).within(binds + 1)}", binds)
 
 
 class Case(Column):
-    """The value of the first condition that holds; null where none does."""
+    """The value of the first condition that holds; null without one."""
 
     __slots__ = ("_branches",)
 
@@ -130,7 +130,7 @@ def col(name: str) -> Column:
 
 
 def lit(value: Value) -> Column:
-    """A literal; a column as it is. Whole numbers are of type int where they fit, else bigint. Raises TypeError."""
+    """A literal; a column unchanged. Whole numbers are of type int if they fit, otherwise bigint. Raises TypeError."""
     if isinstance(value, Column):
         return value
     if isinstance(value, bytes):
@@ -167,7 +167,7 @@ def __getattr__(name: str) -> Callable[..., Column]:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What a query selects from: the name of a view, or another query in brackets."""
+    """The source of a query: the name of a view, or another query in brackets."""
 
     sql: str
 
@@ -175,7 +175,7 @@ class Relation:
         return Relation(f"(SELECT {_listed(columns)} FROM {self.sql})")
 
     def with_columns(self, columns: Mapping[str, Column], without: Collection[str] = ()) -> Relation:
-        """All columns there are but those `without`, and these."""
+        """All present columns but those `without`, and these."""
         there = Column(f"* EXCEPT ({_listed(map(col, without))})" if without else "*")
         return self.select(there, *(column.alias(name) for name, column in columns.items()))
 

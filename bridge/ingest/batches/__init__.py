@@ -1,1 +1,1 @@
-"""Reading single batches: of what ended a reader, or what no reader can be given."""
+"""Reading of single batches: those that have ended a reader, and those that no reader can take."""

@@ -1,7 +1,7 @@
-"""What an operator has chosen for records of delay topics that hold up their partition, by the place of each.
+"""An operator's choices for records of delay topics that block their partition, by the place of each.
 
-A choice is in a file beside the index, which a command writes and the bridge looks at while it holds the partition:
-`delay-bridge skip-batch` that a corrupt batch is given up, `delay-bridge resolve` what became of messages in doubt.
+A choice is in a file beside the index. A command writes it, and the bridge looks at it while it holds the partition:
+`delay-bridge skip-batch` gives up a corrupt batch, `delay-bridge resolve` decides the outcome of messages in doubt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Choices:
         return self._file.read_or_set_aside(_decoded) or {}
 
     def add(self, name: SourceName, offset: int, word: str) -> bool:
-        """Choose that there; whether it is new. Raises EnvironmentFailure where nothing was written."""
+        """Choose a word for that place; returns whether it is new. Raises EnvironmentFailure if nothing was written."""
         with self._file.changing():
             found = dict(self.all())
             if found.pop((name, offset), None) == word:
@@ -41,8 +41,8 @@ class Choices:
         return True
 
     def take(self, names: Collection[SourceName]) -> Mapping[Place, str]:
-        """The choices for these partitions, which are removed: each is followed once, as the same place may be in
-        question once more. Raises EnvironmentFailure, and nothing is removed."""
+        """The choices for these partitions, which are removed: each is followed once, since the same place may be in
+        question again. Raises EnvironmentFailure, and then nothing is removed."""
         if all(name not in names for name, _ in self.all()):
             return {}
         with self._file.changing():

@@ -1,8 +1,8 @@
 """Reads stretches of partitions batch by batch, in a Java process of its own (../java/BatchReader.java).
 
-Kafka's consumers unpack a batch before they tell how much it holds, and neither of them shows one. This reader counts
-first: it needs memory for one batch as it was sent and one record, tells of records that are larger than that, and of
-batches whose checksum is wrong. It takes a second to start, so it reads only what ended a reader before (suspects.py).
+Kafka's consumers unpack a batch before they know its size, and neither of them reports it. This reader counts first: it
+needs memory for one compressed batch and one record, and reports larger records, and batches with a wrong checksum. It
+takes a second to start, so it reads only batches that have ended a reader before (suspects.py).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from bridge.wire.received import Record
 from timerstore.rows.sources import SourceName
 
 RECORD_BYTES_MAX: Final = 64 << 20
-"""A larger record cannot be delivered either: the producer sends none (`message.max.bytes`)."""
+"""A larger record cannot be delivered either: the producer does not send it (`message.max.bytes`)."""
 SILENCE_S: Final = 60.0
-"""After so long without a word the process is ended."""
+"""The longest silence of the process, after which it is ended."""
 LOOK_S: Final = 0.5
 JVM: Final = (
     *QUIET, "-Xmx320m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=64m",
@@ -37,7 +37,7 @@ _PIECE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """What is to be read of a partition: [begin, end), and the rest of the last batch; less where the log ends."""
+    """The part of a partition to read: [begin, end), and the rest of the last batch; less if the log ends."""
 
     name: SourceName
     begin: int
@@ -46,7 +46,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLarge:
-    """A record that cannot be held in memory; `size` in bytes, `by_broker` as of `Record`."""
+    """A record beyond the memory limit; `size` in bytes, `by_broker` as in `Record`."""
 
     offset: int
     ts: int
@@ -56,7 +56,7 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorruptBatch:
-    """A batch that cannot be read, from `offset` to before `next`; it ends its stretch."""
+    """An unreadable batch, from `offset` to before `next`; it ends its stretch."""
 
     offset: int
     next: int
@@ -65,7 +65,7 @@ class CorruptBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Its stretch is read up to before here."""
+    """Its stretch is read up to this exclusive offset."""
 
     offset: int
 
@@ -93,11 +93,10 @@ class BatchReader:
         is_over: Callable[[], bool] = lambda: False,
         record_bytes_max: int = RECORD_BYTES_MAX,
     ) -> Iterator[tuple[SourceName, Found]]:
-        """The contents, in order, stretch by stretch; each ends with an End or a CorruptBatch. Less where `is_over`.
+        """The contents, in order, stretch by stretch; each ends with an End or a CorruptBatch. Less if `is_over`.
 
-        Raises EnvironmentFailure where the process does not start, or cannot ask the brokers, StateError where records
-        are gone. Where it dies in a batch, that batch is a CorruptBatch of one offset, and the last that is told.
-        """
+        Raises EnvironmentFailure if the process does not start, or cannot ask the brokers, StateError for gone records.
+        If the process dies in a batch, that batch is a CorruptBatch of one offset, and the last item."""
         properties = self._properties()
         try:
             process = subprocess.Popen(
@@ -112,7 +111,7 @@ class BatchReader:
         assert process.stdin is not None and process.stdout is not None
         with process:
             try:
-                _offer(process.pid)  # it unpacks nothing before it is asked
+                _offer(process.pid)  # it unpacks nothing before the request
                 with suppress(BrokenPipeError):
                     process.stdin.write(_request(properties, record_bytes_max, stretches))
                     process.stdin.flush()
@@ -128,11 +127,11 @@ class BatchReader:
 
 
 class _Over(Exception):
-    """Nobody wants to know any more, or nobody is there to tell."""
+    """The answer is no longer wanted, or cannot continue."""
 
 
 class _Died(Exception):
-    """The process has ended before its answer did."""
+    """The process has ended before its answer."""
 
 
 class _Answer:
@@ -197,7 +196,7 @@ def _read(
             if at == stretch.begin and process.returncode == 1:
                 raise _failure(reason) from None
             yield stretch.name, CorruptBatch(offset=at, next=at + 1, reason=reason)
-            raise _Over from None  # what is left of its answer is part of a record, and says nothing of other stretches
+            raise _Over from None  # the rest of its answer is part of a record, and has nothing on other stretches
         yield stretch.name, found
         if isinstance(found, CorruptBatch | End):
             return
@@ -242,8 +241,8 @@ def _request(properties: Mapping[str, str], record_bytes_max: int, stretches: Se
 
 
 def _offer(pid: int) -> None:
-    """Where memory runs out, the kernel ends this process before the bridge, Spark or a broker beside it."""
-    with suppress(OSError):  # no Linux; or it has ended
+    """Without free memory, the kernel ends this process before the bridge, Spark or a broker beside it."""
+    with suppress(OSError):  # no Linux, or an ended process
         Path("/proc", str(pid), "oom_score_adj").write_text("1000")
 
 

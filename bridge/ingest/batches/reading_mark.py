@@ -1,12 +1,12 @@
-"""Where a reader was when it took the process with it, for the next start.
+"""The reading mark: a reader's offsets when it ended its process, for the next start.
 
-A batch of a megabyte may hold a gigabyte, and the machine ends the process that unpacks it before anything can be
-written down. So the offsets that are being read are in a file for as long as the plain reader reads. An orderly end
-removes it. A start that finds it knows how far the process before had come. Where the one before that had come no less
-far, the next batches are suspect, and a process of its own reads them (suspects.py).
+A batch of a megabyte may hold a gigabyte, and the machine ends the process that unpacks it before that can write
+anything. So the present offsets are in a file while the plain reader reads. An orderly end removes it. A start that
+finds it knows the progress of the process before. If the process before that had come as far, the next batches are
+suspect, and a separate process reads them (suspects.py).
 
-The file is beside the index, and can be removed like it. It is not made durable: a machine that loses power has ended
-the process for another reason.
+The file is beside the index, and can be removed like it. It is not made durable: a loss of power has ended the process
+for another reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Offsets = Mapping[SourceName, int]
 
 
 class ReadingMark:
-    """The mark of a directory, for any thread; the process is the only one that has the directory."""
+    """The mark of a directory, for any thread; no other process uses the directory."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
@@ -34,22 +34,22 @@ class ReadingMark:
         at, before = self._read()
         self._before = {name: max(offset, before.get(name, offset)) for name, offset in at.items()}
         self.suspects: Offsets = {name: offset for name, offset in at.items() if offset <= before.get(name, -1)}
-        """Partitions of which two processes in a row have ended before they had read beyond these offsets."""
+        """Partitions in which two processes in a row have ended before they had read beyond these offsets."""
 
     def note(self, at: Offsets) -> None:
-        """These offsets are read next."""
+        """Note the next offsets to read."""
         with self._lock:
             if not self._is_final:
                 self._write(at, self._before)
 
     def distrust(self, at: Offsets) -> None:
-        """Batches behind these offsets end this process: they are suspect at the next start."""
+        """Mark the batches behind these offsets as suspect for the next start: they end this process."""
         with self._lock:
             self._is_final = True
             self._write(at, at)
 
     def clear(self) -> None:
-        """Nothing is being read."""
+        """Remove the mark: nothing is being read."""
         with self._lock:
             self._before = {}
             if not self._is_final:
@@ -57,14 +57,14 @@ class ReadingMark:
                     self._path.unlink(missing_ok=True)
 
     def _read(self) -> tuple[Offsets, Offsets]:
-        """A file that cannot be read marks nothing."""
+        """The file's offsets; an unreadable file marks nothing."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             found = json.loads(self._path.read_bytes())
             return _offsets(found["at"]), _offsets(found["before"])
         return {}, {}
 
     def _write(self, at: Offsets, before: Offsets) -> None:
-        """A disk that takes nothing has its own alarm."""
+        """Write the file. A full or broken disk has its own alarm."""
         made = self._path.with_suffix(".tmp")
         with suppress(OSError):
             made.write_text(json.dumps({"at": _texts(at), "before": _texts(before)}))

@@ -1,13 +1,13 @@
-"""Partitions that neither reader is trusted with: their next batch has ended one, or may have.
+"""Suspect partitions: neither reader is trusted with their next batch, which has ended one, or may have.
 
     trusted ---- a reader fails there, or ended its process ----> suspect: left out by both readers, and read here
     suspect ---- read, or cannot be read here for a minute -----> trusted
     suspect ---- a batch is corrupt ----------------------------> held: left out by both readers, the others go on
     held ------- an operator skips the batch, or it is well ----> trusted
 
-Here a process of its own reads them batch by batch (reader.py). A record that is too large to be held in memory, and a
-corrupt batch that an operator gives up, become dead letters without a body. A broker that is replaced may bring a batch
-back: a held partition is looked at again from time to time.
+A separate process reads them batch by batch (reader.py). A record beyond the memory limit, and a corrupt batch that an
+operator gives up, become dead letters without a body. The replacement of a broker may bring a batch back: a held
+partition is read again from time to time.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 
 AHEAD: Final = 20_000
-"""So many offsets of a partition are read here at a time: a reader that ended had not asked for much more."""
+"""Offsets of a partition that are read here at a time: a reader that ended had not asked for many more."""
 TAKEN_BYTES: Final = 8 << 20
 TAKEN_RECORDS: Final = 2_000
 AGAIN_S: Final = 60.0
-"""After which a held partition is looked at again."""
+"""Interval between looks at a held partition."""
 PAUSE_S_MAX: Final = 16.0
 FAILURES_MAX: Final = 6
-"""Of the process that reads them, in a row, a minute long; then the readers have to try."""
+"""The limit of the reading process's failures in a row, which take a minute; then the readers have to try."""
 MARK_S: Final = 0.5
 CODE: Final = "DB-4060"
 
@@ -68,7 +68,7 @@ class Suspects:
         mark: ReadingMark,
         clock: Clock,
     ) -> None:
-        """`decode` and `unread` make entries. What the mark of the process before tells is suspect."""
+        """`decode` and `unread` make entries. Partitions in the mark of the process before are suspect."""
         self._read = read
         self._decode = decode
         self._unread = unread
@@ -77,7 +77,7 @@ class Suspects:
         self._clock = clock
         self._lock = threading.Lock()
         self._suspect: dict[SourceName, int] = {}
-        """Up to where they are read here."""
+        """The exclusive ends up to which partitions are read here."""
         self._held: dict[SourceName, CorruptBatch] = {}
         self._looked_s: dict[SourceName, float] = {}
         self._names: frozenset[SourceName] = frozenset()
@@ -86,7 +86,7 @@ class Suspects:
         self.suspect(mark.suspects, "two processes have ended here")
 
     def suspect(self, at: Offsets, why: str) -> None:
-        """Have the batches behind these offsets read here; those of partitions that are held are known."""
+        """Have the batches behind these offsets read here; those of held partitions are known."""
         with self._lock:
             new = sorted(at.keys() - self._names)
             self._suspect |= {name: at[name] + AHEAD for name in new}
@@ -95,66 +95,65 @@ class Suspects:
             log.warning("partitions-suspect", partitions=_names(new), reason=why)
 
     def judge(self, failure: BridgeError, failures: int, sent: Offsets) -> None:
-        """The query has failed, so many times in a row, at the offsets `sent`: the next batches may be the reason.
-        Where Java has ended, this process ends too, and the next one reads them here."""
+        """The query has failed, for this many times in a row, at the offsets `sent`: the next batches may be the
+        reason. If Java has ended, this process ends too, and the next one reads them here."""
         if failure.code == JAVA_ENDED:
             self._mark.distrust(sent)
         elif failures > 1 or is_about_records(failure):
             self.suspect(sent, str(failure.fields.get("reason", failure)))
 
     def reading(self, at: Offsets) -> None:
-        """The plain reader reads on from here."""
+        """Note that the plain reader reads on from these offsets."""
         now_s = self._clock.monotonic_s()
         if now_s - self._marked_s >= MARK_S:
             self._marked_s = now_s
             self._mark.note({name: offset for name, offset in at.items() if name not in self._names})
 
     def rests(self) -> None:
-        """The plain reader reads nothing any more."""
+        """Note that the plain reader has stopped reading."""
         self._marked_s = -MARK_S
         self._mark.clear()
 
     def forget(self, names: Collection[SourceName]) -> None:
-        """These partitions are another instance's."""
+        """Forget partitions of another instance."""
         with self._lock:
             self._suspect = {name: end for name, end in self._suspect.items() if name not in names}
             self._held = {name: batch for name, batch in self._held.items() if name not in names}
             self._changed()
 
     def trusted(self, at: Offsets) -> dict[SourceName, int]:
-        """What both readers may read."""
+        """The partitions that both readers may read."""
         names = self._names
         return {name: offset for name, offset in at.items() if name not in names}
 
     @property
     def names(self) -> frozenset[SourceName]:
-        """What neither reader is to read."""
+        """The partitions that neither reader may read."""
         return self._names
 
     def are_done(self, at: Offsets) -> bool:
-        """Whether nothing is suspect, and not all that is owned is held: there is something to read for the query."""
+        """Whether the query has something to read: no partition is suspect, and not all owned ones are held."""
         return not self._suspect and not (self._held and at.keys() <= self._held.keys())
 
     def held(self) -> Mapping[SourceName, CorruptBatch]:
-        """Corrupt batches, by the partition that each holds up."""
+        """Corrupt batches, by the partition that each blocks."""
         return self._held
 
     def alarms(self) -> tuple[str, ...]:
-        """In words, for /readyz."""
+        """Texts for /readyz."""
         return tuple(
             f"{topic}/{partition} is not read: its batch at offset {batch.offset} is corrupt ({CODE})"
             for (topic, partition), batch in sorted(self._held.items())
         )
 
     def look(self, at: Offsets, take: Take, is_over: Callable[[], bool]) -> bool:
-        """Read the suspects from these offsets on, and give `take` the entries; less where `is_over`. Returns whether
-        partitions that were held are trusted again, so that readers have to begin anew. Raises EnvironmentFailure for a
-        file of skips that cannot be read.
-        """
+        """Read the suspects from these offsets on, and give `take` the entries; less if `is_over`. Returns whether held
+        partitions are trusted again, so that readers must begin anew. Raises EnvironmentFailure for an unreadable file
+        of skips."""
         stretches = [Stretch(name=name, begin=at[name], end=end) for name, end in self._wanted(at)]
         if not stretches:
             return False
-        first = self._failures % len(stretches)  # one that cannot be asked does not keep the others from being read
+        first = self._failures % len(stretches)  # an unreachable partition does not block the others
         stretches = stretches[first:] + stretches[:first]
         held = set(self._held)
         try:
@@ -201,7 +200,7 @@ class Suspects:
                     self._trust(name)
             else:
                 pile.end(name, found)
-                if not is_over():  # else it may not have been taken in
+                if not is_over():  # otherwise it may not have been taken in
                     self._trust(name)
 
     def _too_large(self, name: SourceName, found: TooLarge) -> pa.Table:
@@ -213,7 +212,7 @@ class Suspects:
         )
 
     def _skipped(self, name: SourceName, batch: CorruptBatch) -> pa.Table | None:
-        """The entry that takes its place; None where it is not to be skipped."""
+        """The entry in place of the batch; None if it is not skipped."""
         place = {"topic": name[0], "partition": name[1], "offset": batch.offset, "next": batch.next}
         if (name, batch.offset) not in self._skips.all():
             if name not in self._held:
@@ -239,7 +238,7 @@ class Suspects:
 
 
 class _Pile:
-    """Records on their way to `take`: some at a time, in their order."""
+    """Records on their way to `take`: in parts, in their order."""
 
     def __init__(self, decode: Callable[[Iterable[Record]], pa.Table], take: Take) -> None:
         self._decode, self._take = decode, take
@@ -254,7 +253,7 @@ class _Pile:
             self._go(name, record.offset + 1)
 
     def put(self, name: SourceName, entry: pa.Table | None, end: int) -> None:
-        """An entry of its own; None: nothing more of this partition is known."""
+        """Take an entry of its own; None: the rest of this partition is unknown."""
         if self._records:
             self._go(name, self._records[-1].offset + 1)
         if entry is not None:

@@ -1,1 +1,1 @@
-"""Waits of ingest: their deadlines, who finds that one is over, and what is done then."""
+"""Waits of ingest: their deadlines, their watchers, and the actions after a deadline."""

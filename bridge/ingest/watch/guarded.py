@@ -1,4 +1,4 @@
-"""What ends a thread that works on the store, told to the application: damage, the disk, or a bug."""
+"""Ends of threads that work on the store, reported to the application: damage, the disk, or a bug."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def guarded(
     on_corrupt: Callable[[], None],
     on_fatal: Callable[[BridgeError], None],
 ) -> None:
-    """Run `what`. A damaged file is set aside, and `on_corrupt` asks for a rebuild; anything else that is raised, also
-    while it is set aside, goes to `on_fatal`. Raises Closed."""
+    """Run `what`. A damaged file is set aside, and `on_corrupt` asks for a rebuild; any other exception, also while the
+    file is set aside, goes to `on_fatal`. Raises Closed."""
     try:
         try:
             run()

@@ -1,11 +1,11 @@
-"""When the query relieves the plain reader: it has a task for each partition, and has come as far.
+"""The hand-over from the plain reader to the query, which has a task for each partition, and has come as far.
 
-    tasks begin --each partition has one--> settle --> relief: what the plain reader has read by now --sent--> relieved
+    tasks begin --each partition has one--> settle --> relief: the plain reader's present offsets --sent--> relieved
                                               ^                       |
                                               '---- sampled again ----'  while the query may still come closer
 
-What the query lacks when the plain reader stops is read late. So the relief is sampled again while the query comes
-closer, and stands from `Wait.CLOSE` on. Times are arguments.
+Records that the query lacks when the plain reader stops are read late. So the relief is sampled again while the query
+comes closer, and is final from `Wait.CLOSE` on. Times are arguments.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from bridge.ingest.watch.waits import Wait
 from timerstore.rows.sources import SourceName
 
 SETTLE_S: Final = 1.0
-"""After the last task of a query has begun, before the plain reader may end: it fetches first."""
+"""Grace period after the last task of a query starts, so that it fetches before the plain reader ends."""
 CLOSE_S: Final = 0.25
-"""The query may be so far behind the plain reader when it relieves that."""
+"""The largest lag of the query behind the plain reader at the relief."""
 
 Offsets = Mapping[SourceName, int]
 
 
 @dataclass(slots=True, kw_only=True)
 class Readers:
-    """What the threads of both readers share: `run` counts assignments, `committed` are the O of the owned partitions,
-    `read_to` is where the plain reader stands, `log_ends` where the logs ended lately."""
+    """The state that both readers' threads share: `run` counts assignments, `committed` has the O of the owned
+    partitions, `read_to` the plain reader's offsets, `log_ends` the latest known ends of the logs."""
 
     committed: Offsets
     run: int = 0
     stopping: threading.Event = field(default_factory=threading.Event)
     query_serves: threading.Event = field(default_factory=threading.Event)
     plain_rests: threading.Event = field(default_factory=threading.Event)
-    """A batch job reads what lies below the committed O."""
+    """A batch job reads the records below the committed O."""
     read_to: dict[SourceName, int] = field(default_factory=dict)
     log_ends: Offsets = field(default_factory=dict)
 
 
 class HandOver:
-    """Of one query, which begins at `start` (offsets), at `now_s`."""
+    """The hand-over of one query, which begins at `start` (offsets), at `now_s`."""
 
     def __init__(self, start: Offsets, now_s: float) -> None:
         self._start = start
@@ -53,7 +53,7 @@ class HandOver:
         self._relief: Offsets | None = None
 
     def task_begins(self, now_s: float) -> None:
-        """Any thread. There is one for each partition, and another one where an executor was lost."""
+        """Any thread. There is one task for each partition, and another one after the loss of an executor."""
         self._tasks += 1
         if self._tasks >= len(self._start) and self._complete_s is None:
             self._complete_s = now_s
@@ -68,8 +68,8 @@ class HandOver:
         self._relief, self._began_s = None, now_s
 
     def is_over(self, sent: Offsets, read_to: Offsets, now_s: float) -> bool:
-        """Whether the query, which has `sent` what lies before, relieves the plain reader, which has `read_to`. Raises
-        EnvironmentFailure when that has taken too long."""
+        """Whether the query, which has `sent` records up to there, relieves the plain reader, which has `read_to`.
+        Raises EnvironmentFailure after a deadline."""
         if self._complete_s is None:
             if now_s >= self._began_s + Wait.TASKS.s:
                 raise EnvironmentFailure(

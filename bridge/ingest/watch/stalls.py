@@ -1,4 +1,4 @@
-"""What stands still: partitions that do not come on, and a JVM that does not answer."""
+"""Stalls: partitions without progress, and a JVM that does not answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from timerstore.rows.sources import SourceName
 
 
 class Laggards:
-    """Partitions that are behind, and do not come on for `patience_s`. Times are arguments; one thread."""
+    """Partitions that are behind, without progress for `patience_s`. Times are arguments; one thread."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._seen: dict[SourceName, tuple[int, float]] = {}
 
     def look(self, behind: Mapping[SourceName, int], now_s: float) -> list[SourceName]:
-        """Those of `behind` (where each stands now) that have not moved for so long."""
+        """Those of `behind` (the present offset of each) without progress for that long."""
         seen = self._seen
         self._seen = {
             name: seen[name] if name in seen and seen[name][0] == at else (at, now_s) for name, at in behind.items()

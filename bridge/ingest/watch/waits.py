@@ -1,11 +1,11 @@
-"""Who waits for whom in a start, a hand-over and a query; for how long at most; and what is done then.
+"""Waits between the workers of a start, a hand-over and a query; their deadlines, and the actions after these.
 
-`Wait` is the table, and the code takes its deadlines from it. None of these waits is without one, and the *watcher* of
-each, who finds that it is over and acts, does not need what is waited for. Two workers that wait for each other are so
-told apart after the shorter of their times.
+`Wait` is the table, and the code takes its deadlines from it. Each wait has a deadline. The *watcher* of a wait, which
+detects the deadline and acts, does not depend on the awaited worker. So two workers that wait for each other are
+separated after the shorter of their times.
 
-A call into the JVM has no time-out of its own: if the JVM stands still, so does the query's thread. That notes in a
-`Watch` what it waits for, and shows progress; the thread of the plain reader looks whether the time is over.
+A call into the JVM has no time-out of its own: if the JVM stands still, so does the query's thread. That thread notes
+its waits in a `Watch`, and its progress; the thread of the plain reader checks the deadlines.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from timerstore.clock import Clock
 
 
 class Then(Enum):
-    """What is done when the time is over."""
+    """The action after the deadline."""
 
-    PLAIN_READS = "the plain reader reads, until what is waited for is there again"
+    PLAIN_READS = "the plain reader reads, until Spark is back"
     SPARK_READS = "a batch job of Spark's reads it"
     ANEW = "the query is started anew after a pause; after five failures in a row the process ends"
     ENDS = "the process ends, with an error"
@@ -31,7 +31,7 @@ class Then(Enum):
 
 
 class Watcher(Enum):
-    """Whose thread finds that the time is over."""
+    """The thread that detects the deadline."""
 
     ITSELF = "the one that waits"
     INGEST = "the thread of the plain reader"
@@ -72,7 +72,7 @@ class Wait(Enum):
     TOKEN = _Row("frames", "the token of a connection", 10.0, Then.CLOSES)
     DESCRIPTORS = _Row("frames", "a descriptor or thread for a connection", 60.0, Then.ANEW)
     COMMANDS = _Row("messages after a start", "commands written meanwhile (`start.read_commands`)", 30.0, Then.GOES_ON)
-    COMMANDS_ROOM = _Row("messages after a start", "room for what is read", 5.0, Then.GOES_ON)
+    COMMANDS_ROOM = _Row("messages after a start", "room for new rows", 5.0, Then.GOES_ON)
 
     @property
     def waits_for(self) -> str:
@@ -88,12 +88,12 @@ class Wait(Enum):
 
 
 GAP_S: Final = 1.0
-"""A watcher that has not looked for longer stood still itself, perhaps with the whole machine: that time counts for
-nobody."""
+"""A watcher with a longer gap between two looks stood still itself, perhaps with the whole machine: that time does not
+count."""
 
 
 class Watch:
-    """What the query's thread waits for. It calls `waiting` and `progress`, the watcher `over`."""
+    """The waits of the query's thread. It calls `waiting` and `progress`, the watcher calls `over`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -105,7 +105,7 @@ class Watch:
 
     @contextmanager
     def waiting(self, *waits: Wait) -> Iterator[None]:
-        """These count meanwhile, in place of those that counted before."""
+        """These waits count meanwhile, in place of the earlier ones."""
         before = self._waits
         self._begin(waits)
         try:
@@ -114,11 +114,11 @@ class Watch:
             self._begin(before)
 
     def progress(self) -> None:
-        """What is waited for has shown itself."""
+        """Note progress of the awaited worker."""
         self._since_s, self._is_news = self._clock.monotonic_s(), True
 
     def over(self) -> list[tuple[Wait, float]]:
-        """The waits whose time is over since the last look, each once, and for how long they last."""
+        """The waits whose deadline has passed since the last look, each once, and their durations."""
         now_s = self._clock.monotonic_s()
         gap_s, self._looked_s = now_s - self._looked_s, now_s
         if gap_s > GAP_S:
