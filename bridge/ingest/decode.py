@@ -141,8 +141,8 @@ def _other_headers(rows: Relation, _: Parameters) -> Relation:
 
 
 def _own_headers(rows: Relation, _: Parameters) -> Relation:
-    """The headers of a record if it has own ones, otherwise null; and, with repeated names, the rest of these without half
-    of the control headers."""
+    """The headers of a record if it has own ones, otherwise null; and, with repeated names, the rest of these
+    without half of the control headers."""
     more = F.col("size") > F.col("controls")
     repeats = more & (F.size(F.array_distinct(F.col("names"))) < F.col("size"))
     others = reduce(F.array_remove, h.CONTROL[::2], F.col("names"))

@@ -68,8 +68,8 @@ class HandOver:
         self._relief, self._began_s = None, now_s
 
     def is_over(self, sent: Offsets, read_to: Offsets, now_s: float) -> bool:
-        """Whether the query, which has `sent` records up to there, relieves the plain reader, which has `read_to`.
-        Raises EnvironmentFailure after a deadline."""
+        """Whether the query, with records `sent` up to these offsets, relieves the plain reader, which has
+        `read_to` its own. Raises EnvironmentFailure after a deadline."""
         if self._complete_s is None:
             if now_s >= self._began_s + Wait.TASKS.s:
                 raise EnvironmentFailure(
