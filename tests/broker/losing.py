@@ -5,12 +5,12 @@ transaction is decided.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from bridge.delivery.producer.transaction_markers import are_offsets_pending
 from bridge.errors import EnvironmentFailure
@@ -73,7 +73,15 @@ class LosingCluster:
         """Start the second node again. The end is lost."""
         self.two.start()
         wait_until(lambda: not self._has_no_offsets(), DEADLINE_S, "the partitions have a leader")
-        assert are_offsets_pending(settings), "no end was lost: has Kafka been mended?"
+        answers: list[bool] = []
+
+        def is_answered() -> bool:
+            with suppress(KafkaException):  # the coordinator may still load
+                answers.append(are_offsets_pending(settings))
+            return bool(answers)
+
+        wait_until(is_answered, DEADLINE_S, "the coordinator answers")
+        assert answers == [True], "no end was lost: has Kafka been mended?"
 
     def _has_no_offsets(self) -> bool:
         found = self.topics.admin.list_topics(OFFSETS, timeout=DEADLINE_S).topics[OFFSETS].partitions.values()
