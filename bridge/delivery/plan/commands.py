@@ -189,8 +189,7 @@ class Commands:
         )
 
     def in_order(self, sent: Mapping[int, int]) -> Int64s:
-        """The commands, packed, in the order of their clients' records: a repeated one by id has the place of the
-        first."""
+        """The commands, packed, in the order of their clients' records: a repeated one by id has that of the first."""
         seqs = self.seqs
         places = [(seq & ~OFFSET_MAX) | min(sent.get(seq, OFFSET_MAX), seq & OFFSET_MAX) for seq in seqs.tolist()]
         return seqs[np.argsort(np.array(places, np.int64), kind="stable")]
@@ -214,8 +213,8 @@ class Commands:
         known: dict[str, Target],
         now_ms: int,
     ) -> CommandOutput:
-        """The commands' output. `elsewhere`: by row, the outcomes of commands for an origin that no partition can hold;
-        `limit_of`: the largest record of a target. Adds the targets of answers to `known`."""
+        """The commands' output. `elsewhere`: by row, the outcomes of commands for an origin outside the bridge's
+        partitions; `limit_of`: the largest record of a target. Adds the targets of answers to `known`."""
         out = CommandOutput(ids=self.ids)
         writing = _Writing(out, own, letter_topics, findings, now_ms)
         replies: list[tuple[int, Answer]] = []
@@ -254,9 +253,8 @@ class Commands:
             writing.out.to_delay_topics.append(self._sent_on(n, lists))
             return []
         if each.decision is not Decision.ACT:
-            is_kept = (
-                each.decision is Decision.UNCOPYABLE and self._due[n] >= h.NEXT_MS
-            )  # a pause of a message that does not recur
+            # A pause of a message that does not recur.
+            is_kept = each.decision is Decision.UNCOPYABLE and self._due[n] >= h.NEXT_MS
             return [_result(Outcome.NOT_PENDING if is_kept else _OUTCOMES[each.decision], each.named)]
         results = self._move(n, each, writing) if effect.is_move else [_result(Outcome.CANCELLED, each.named)]
         if len(each.behind) and int(self._rows.keys[row]) not in writing.findings.no_copy:

@@ -241,9 +241,7 @@ def _control_headers(row: Mapping[str, Any], refusal: Refusal) -> Headers:
     rest."""
     names = [(h.UNTIL, "due"), (h.TOPIC, "target"), (h.ID, "id"), (h.PARTITION, "target_partition")]
     schedule: Mapping[str, str] = {}
-    if row["schedule"] is not None and (
-        not row["tick"] or refusal == COPY_TOO_LARGE
-    ):  # otherwise the tick stands alone
+    if row["schedule"] is not None and (not row["tick"] or refusal == COPY_TOO_LARGE):  # else the tick stands alone
         schedule, is_start_given = unpacked(row["schedule"])
         names = names if is_start_given else names[1:]
         if row["tick"] and (times := schedule.get(h.TIMES, "")).isdecimal():

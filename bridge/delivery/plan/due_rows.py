@@ -267,8 +267,7 @@ class DueRows:
         for name in ("key", "value"):
             total += integers(pc.binary_length(self.payload.column(name)), 0)
         if len(self._header_keys):
-            # Exact: a record may have hundreds of thousands, and a caller that needs more exactness counts them one by
-            # one.
+            # Exact: a record may have hundreds of thousands. Callers that need more exactness count one by one.
             lengths = _framed(integers(pc.binary_length(self._header_keys), 0))
             lengths += _framed(integers(pc.binary_length(self._header_values), 0))
             running = np.concatenate((_ZERO, np.cumsum(lengths, dtype=np.int64)))
