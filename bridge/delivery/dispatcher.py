@@ -482,13 +482,13 @@ class Dispatcher:
                 self._held_sources.hold(store)
             return Event.RESOLVED
         try:
-            found = self._read_committed(list(transaction.states), None)
+            committed = self._read_committed(list(transaction.states), None)
         except EnvironmentFailure as failure:
             log.warning("commit-still-unanswered", reason=str(failure))
             self._life.back_off()
             return None
         self._unanswered = None
-        if was_committed(self._partitions.states, transaction.states, found, self._read_back.again):
+        if was_committed(self._partitions.states, transaction.states, committed, self._read_back.again):
             log.info("commit-was-made", rows=transaction.rows)
             self._acknowledge(store, transaction)
             return Event.RESOLVED

@@ -102,5 +102,5 @@ class HeldSources:
         return released
 
     def _is_down(self, places: Collection[tuple[str, int]]) -> bool:
-        found = self._targets.resolve({topic for topic, _ in places})
-        return bool(places) and all(found[topic].is_down(partition) for topic, partition in places)
+        targets = self._targets.resolve({topic for topic, _ in places})
+        return bool(places) and all(targets[topic].is_down(partition) for topic, partition in places)

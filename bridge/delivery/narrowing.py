@@ -313,17 +313,17 @@ class Narrowing:
     def _reject(self, key: int, topic: str, failure: Failure) -> None:
         if topic in self._delay_topics and self._has_shrunk(topic, failure):
             return  # the next attempt leaves out the command's copies that are too large
-        found = self.findings
-        if len(found.rejected) + len(found.no_letter) + len(found.no_copy) >= REJECTED_MAX:
+        findings = self.findings
+        if len(findings.rejected) + len(findings.no_letter) + len(findings.no_copy) >= REJECTED_MAX:
             self._forget_records()
-            found = self.findings
+            findings = self.findings
         if topic not in self._own_topics:
-            found.rejected[key] = failure.refusal
+            findings.rejected[key] = failure.refusal
         else:
             # A forwarded cancel can only go to the delay topic, and a record beyond that topic's limit only to the dead
             # letters. So the first refusal leads to the other of the two topics, and the second one nowhere.
-            nowhere = key in found.no_letter or key in found.no_copy
-            (found.no_copy if topic in self._delay_topics else found.no_letter).add(key)
+            nowhere = key in findings.no_letter or key in findings.no_copy
+            (findings.no_copy if topic in self._delay_topics else findings.no_letter).add(key)
             if nowhere:
                 self._cut_letter(key, topic, failure)
         self._unclear = self._unclear[self._unclear != key]

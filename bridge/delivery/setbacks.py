@@ -87,9 +87,9 @@ class SetbackLog:
         self._targets, self._clock = targets, clock
         self._told_s: dict[str, float] = {}
 
-    def committed(self, found: Iterable[Setback]) -> None:
+    def committed(self, reported: Iterable[Setback]) -> None:
         """These setbacks are in Kafka."""
-        for each in found:
+        for each in reported:
             told = {"reason": each.reason, "detail": each.detail, "record": each.record}
             if each.topic is not None and each.until_ms is not None:
                 if self._targets.await_until(each.topic, each.until_ms):

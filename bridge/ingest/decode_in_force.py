@@ -96,9 +96,9 @@ def _looked_up(
     for i in range(depth):  # later epochs win; beyond a row's end the offset is null and fails the condition
         index = F.when(F.get(row["o"], i) <= F.col("offset"), F.get(row["s"], i)).otherwise(index)
     unknown = F.raise_error(F.concat("no decode parameters for ", F.col("topic"), "/", F.col("partition")))
-    found = F.coalesce(index, unknown.cast("int"))
+    checked = F.coalesce(index, unknown.cast("int"))
     schema = f"array<struct<{','.join(f'{name}:{kind}' for name, (kind, _) in _FIELDS.items())}>>"
-    return F.get(F.get(table, topic_index), F.col("partition")), F.get(_constant(set_rows, schema), found)
+    return F.get(F.get(table, topic_index), F.col("partition")), F.get(_constant(set_rows, schema), checked)
 
 
 def _constant(value: object, schema: str) -> Column:

@@ -70,24 +70,24 @@ def unread_entry(unread: Unread) -> pa.Table:
 def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
     """The columns of `entry.ENTRY`, in its order."""
     headers, key = record.headers, record.key
-    found = _first(headers)
-    is_copy = h.COPY_ORIGIN in found
+    by_name = _first(headers)
+    is_copy = h.COPY_ORIGIN in by_name
     if p.dialect != NATIVE and not is_copy:
         dialect = DIALECTS[p.dialect]
-        if dialect.key is not None and dialect.key in found:
-            key = found[dialect.key]
-        headers = _added(dialect, record, found) + headers
-        found = _first(headers)
-    times: list[str] = [name for name in _TIMES if name in found]
-    delay = _delay(record.ts, found, times, p)
-    commands = found.keys() & _COMMANDS
+        if dialect.key is not None and dialect.key in by_name:
+            key = by_name[dialect.key]
+        headers = _added(dialect, record, by_name) + headers
+        by_name = _first(headers)
+    times: list[str] = [name for name in _TIMES if name in by_name]
+    delay = _delay(record.ts, by_name, times, p)
+    commands = by_name.keys() & _COMMANDS
     by_origin = bool(commands & _BY_ORIGIN.keys())
-    kind = _kind(found, commands)
-    recurs = _recurs(found)
-    identity = _text(found.get(next((name for name in (h.CANCEL, h.MOVE) if name in found), h.ID)))
-    replaces = (_text(found.get(h.REPLACE)) or "").lower()
-    numbers = {name: _number(_text(found[name])) for name in _NUMBERED if name in found}
-    reason = _reason(record, p, headers, found, times, delay, identity, replaces, numbers, key)
+    kind = _kind(by_name, commands)
+    recurs = _recurs(by_name)
+    identity = _text(by_name.get(next((name for name in (h.CANCEL, h.MOVE) if name in by_name), h.ID)))
+    replaces = (_text(by_name.get(h.REPLACE)) or "").lower()
+    numbers = {name: _number(_text(by_name[name])) for name in _NUMBERED if name in by_name}
+    reason = _reason(record, p, headers, by_name, times, delay, identity, replaces, numbers, key)
     kind = Kind.REJECT if reason is not None else kind
     own: Headers | None = headers or None
     at, due, target, partition = AT_MIN, record.ts, None, None
@@ -98,9 +98,9 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
         rolls = UNCOPYABLE if not is_copy and _is_uncopyable(record, headers, key, p) else 0
         due = record.ts + delay
         at = record.ts if recurs and not is_copy else _at(record, delay, p, numbers.get(h.COPY_AT))
-        target = _text(found.get(h.TOPIC))
+        target = _text(by_name.get(h.TOPIC))
         partition = numbers.get(h.PARTITION)
-        if len(found) == len(headers) and found.keys() <= _STRIPPED and not recurs:
+        if len(by_name) == len(headers) and by_name.keys() <= _STRIPPED and not recurs:
             own = None  # as in decode.py: ControlHeaders makes repeated headers an empty list
         if is_copy:
             origin = numbers.get(h.COPY_ORIGIN) or 0
@@ -109,11 +109,11 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
     elif kind == Kind.REJECT:
         own, key = record.headers or None, record.key
     else:
-        target = _text(found.get(h.REPLY_TO))
+        target = _text(by_name.get(h.REPLY_TO))
         if kind == Kind.MOVE:
             due = record.ts + (delay or 0)
         if by_origin:
-            origin, names = _named_origins(record, found)
+            origin, names = _named_origins(record, by_name)
             value = names if origin == SEVERAL else value
     return (
         record.topic,
@@ -143,7 +143,7 @@ def _reason(
     record: Record,
     p: DecodeParameters,
     headers: Headers,
-    found: Mapping[str, bytes | None],
+    by_name: Mapping[str, bytes | None],
     times: list[str],
     delay: int | None,
     identity: str | None,
@@ -152,40 +152,40 @@ def _reason(
     key: bytes | None,
 ) -> RejectReason | None:
     """The first applicable reason, in the order of `RejectReason`."""
-    commands = found.keys() & _COMMANDS
-    is_copy, is_timer = h.COPY_ORIGIN in found, not commands
+    commands = by_name.keys() & _COMMANDS
+    is_copy, is_timer = h.COPY_ORIGIN in by_name, not commands
     if not record.by_broker:
         return RejectReason.CREATE_TIME
-    if len(found) < len(headers) and _is_control_twice(headers):
+    if len(by_name) < len(headers) and _is_control_twice(headers):
         return RejectReason.DUPLICATE_HEADER
-    if is_copy and not _is_good_copy(record.offset, found, times, delay, numbers, p):
+    if is_copy and not _is_good_copy(record.offset, by_name, times, delay, numbers, p):
         return RejectReason.BAD_COPY
-    recurs = _recurs(found)
+    recurs = _recurs(by_name)
     if not is_copy and not times and not recurs:
         return RejectReason.NO_TIME
-    if len(times) > 1 or len(commands) > 1 or (not is_copy and recurs and not _is_one_schedule(found, times)):
+    if len(times) > 1 or len(commands) > 1 or (not is_copy and recurs and not _is_one_schedule(by_name, times)):
         return RejectReason.TWO_TIMES
-    if not recurs and found.keys() & _BESIDE_SCHEDULE:
+    if not recurs and by_name.keys() & _BESIDE_SCHEDULE:
         return RejectReason.BAD_SCHEDULE
     if delay is None:
         return {h.UNTIL: RejectReason.BAD_UNTIL, h.FOR: RejectReason.BAD_FOR}.get(times[0], RejectReason.BAD_LEVEL)
-    if not is_copy and delay > p.max_delay_ms and not _is_moved_to(record.ts + delay, found):
+    if not is_copy and delay > p.max_delay_ms and not _is_moved_to(record.ts + delay, by_name):
         return RejectReason.BEYOND_MAX
-    if is_timer and h.TOPIC not in found and not p.has_default_target:
+    if is_timer and h.TOPIC not in by_name and not p.has_default_target:
         return RejectReason.NO_TARGET
-    if is_timer and h.TOPIC in found and not re.fullmatch(h.TOPIC_PATTERN, _text(found[h.TOPIC]) or ""):
+    if is_timer and h.TOPIC in by_name and not re.fullmatch(h.TOPIC_PATTERN, _text(by_name[h.TOPIC]) or ""):
         return RejectReason.BAD_TARGET
-    if is_timer and h.PARTITION in found and not 0 <= _or(numbers.get(h.PARTITION), -1) < 2**31:
+    if is_timer and h.PARTITION in by_name and not 0 <= _or(numbers.get(h.PARTITION), -1) < 2**31:
         return RejectReason.BAD_PARTITION
-    if (commands & {h.CANCEL, h.MOVE} or (is_timer and h.ID in found)) and not 1 <= len(
+    if (commands & {h.CANCEL, h.MOVE} or (is_timer and h.ID in by_name)) and not 1 <= len(
         identity or ""
     ) <= h.ID_LENGTH_MAX:
         return RejectReason.BAD_ID
-    if any(not re.fullmatch(_BY_ORIGIN[name], _text(found[name]) or "") for name in commands & _BY_ORIGIN.keys()):
+    if any(not re.fullmatch(_BY_ORIGIN[name], _text(by_name[name]) or "") for name in commands & _BY_ORIGIN.keys()):
         return RejectReason.BAD_ORIGIN
-    if commands and not _can_reply(found):
+    if commands and not _can_reply(by_name):
         return RejectReason.BAD_REPLY
-    if is_timer and h.REPLACE in found and not (replaces == "false" or (replaces == "true" and h.ID in found)):
+    if is_timer and h.REPLACE in by_name and not (replaces == "false" or (replaces == "true" and h.ID in by_name)):
         return RejectReason.BAD_REPLACE
     if is_copy:
         return None  # the bridge's own: its original was within the limits
@@ -221,7 +221,7 @@ def _is_control_twice(headers: Headers) -> bool:
 
 def _is_good_copy(
     offset: int,
-    found: Mapping[str, bytes | None],
+    by_name: Mapping[str, bytes | None],
     times: list[str],
     delay: int | None,
     numbers: Mapping[str, int | None],
@@ -229,16 +229,16 @@ def _is_good_copy(
 ) -> bool:
     return (
         not times
-        and not found.keys() & _COMMANDS
-        and h.REPLACE not in found
+        and not by_name.keys() & _COMMANDS
+        and h.REPLACE not in by_name
         and _or(numbers.get(h.COPY_ORIGIN), offset) < offset
         and delay is not None
-        and (delay <= p.longest_copy_ms or (_recurs(found) and _is_tick_delay(delay, numbers.get(h.COPY_DUE))))
+        and (delay <= p.longest_copy_ms or (_recurs(by_name) and _is_tick_delay(delay, numbers.get(h.COPY_DUE))))
         and _or(numbers.get(h.COPY_ROLLS), _SMALLINT_MAX + 1) <= _SMALLINT_MAX
         and _or(numbers.get(h.COPY_ATTEMPT), _SMALLINT_MAX + 1) <= _SMALLINT_MAX
-        and (h.COPY_AT not in found or numbers.get(h.COPY_AT) is not None)
-        and (h.COPY_TICK in found or not _recurs(found))
-        and (h.COPY_TICK not in found or _or(numbers.get(h.COPY_TICK), TICK_MAX + 1) <= TICK_MAX)
+        and (h.COPY_AT not in by_name or numbers.get(h.COPY_AT) is not None)
+        and (h.COPY_TICK in by_name or not _recurs(by_name))
+        and (h.COPY_TICK not in by_name or _or(numbers.get(h.COPY_TICK), TICK_MAX + 1) <= TICK_MAX)
     )
 
 
@@ -246,48 +246,54 @@ def _is_tick_delay(delay: int, due: int | None) -> bool:
     return delay <= TICK_DELAY_MS_MAX or due == h.NEVER_MS
 
 
-def _is_moved_to(due: int, found: Mapping[str, bytes | None]) -> bool:
+def _is_moved_to(due: int, by_name: Mapping[str, bytes | None]) -> bool:
     """Whether a recurring message is paused or resumed, or put-off messages are brought forward."""
     return (
-        (due >= h.NEXT_MS or due == h.AS_DUE_MS) and h.UNTIL in found and bool(found.keys() & {h.MOVE, h.MOVE_ORIGIN})
+        (due >= h.NEXT_MS or due == h.AS_DUE_MS)
+        and h.UNTIL in by_name
+        and bool(by_name.keys() & {h.MOVE, h.MOVE_ORIGIN})
     )
 
 
-def _kind(found: Mapping[str, bytes | None], commands: set[str]) -> Kind:
+def _kind(by_name: Mapping[str, bytes | None], commands: set[str]) -> Kind:
     if not commands:
         return Kind.TIMER
     if commands & {h.MOVE, h.MOVE_ORIGIN}:
         return Kind.MOVE
-    return Kind.RECALL if found.keys() & {h.REPLY_TO, h.CORRELATION} else Kind.CANCEL
+    return Kind.RECALL if by_name.keys() & {h.REPLY_TO, h.CORRELATION} else Kind.CANCEL
 
 
-def _recurs(found: Mapping[str, bytes | None]) -> bool:
-    return h.EVERY in found or h.CRON in found
+def _recurs(by_name: Mapping[str, bytes | None]) -> bool:
+    return h.EVERY in by_name or h.CRON in by_name
 
 
-def _is_one_schedule(found: Mapping[str, bytes | None], times: list[str]) -> bool:
+def _is_one_schedule(by_name: Mapping[str, bytes | None], times: list[str]) -> bool:
     """Whether there is exactly one of the two headers, with no time beside it but its start."""
-    return (h.EVERY in found) != (h.CRON in found) and set(times) <= {h.UNTIL, h.FOR} and not found.keys() & _COMMANDS
+    return (
+        (h.EVERY in by_name) != (h.CRON in by_name)
+        and set(times) <= {h.UNTIL, h.FOR}
+        and not by_name.keys() & _COMMANDS
+    )
 
 
-def _can_reply(found: Mapping[str, bytes | None]) -> bool:
+def _can_reply(by_name: Mapping[str, bytes | None]) -> bool:
     """Whether the bridge can understand the command's wishes for its answer."""
-    if h.REPLY_TO in found and not re.fullmatch(h.TOPIC_PATTERN, _text(found[h.REPLY_TO]) or ""):
+    if h.REPLY_TO in by_name and not re.fullmatch(h.TOPIC_PATTERN, _text(by_name[h.REPLY_TO]) or ""):
         return False
-    text = _text(found[h.CORRELATION]) if h.CORRELATION in found else ""
+    text = _text(by_name[h.CORRELATION]) if h.CORRELATION in by_name else ""
     return text is not None and len(text) <= CORRELATION_LENGTH_MAX
 
 
-def _delay(ts: int, found: Mapping[str, bytes | None], times: list[str], p: DecodeParameters) -> int | None:
+def _delay(ts: int, by_name: Mapping[str, bytes | None], times: list[str], p: DecodeParameters) -> int | None:
     """due - ts in ms; None if invalid."""
-    if h.COPY_ORIGIN in found:
-        due = _number(_text(found.get(h.COPY_DUE)))
+    if h.COPY_ORIGIN in by_name:
+        due = _number(_text(by_name.get(h.COPY_DUE)))
         return None if due is None else due - ts
-    if not times and _recurs(found):
+    if not times and _recurs(by_name):
         return 0
     if len(times) != 1:
         return None
-    text = _text(found[times[0]])
+    text = _text(by_name[times[0]])
     if times[0] in (h.CANCEL, h.CANCEL_ORIGIN):
         return 0
     if text is None:
@@ -295,17 +301,17 @@ def _delay(ts: int, found: Mapping[str, bytes | None], times: list[str], p: Deco
     if times[0] == h.FOR:
         return _read(h.parse_duration, text)
     if times[0] == h.UNTIL:
-        is_move = found.keys() & {h.MOVE, h.MOVE_ORIGIN}
+        is_move = by_name.keys() & {h.MOVE, h.MOVE_ORIGIN}
         until = h.MOVED_TO.get(text.lower()) if is_move else None
         until = _read(h.parse_until, text) if until is None else until
         return until - ts if until is not None and until >= ts - h.PAST_MS_MAX else None
     return _read(lambda level: h.parse_level(level, p.levels_ms), text)
 
 
-def _named_origins(record: Record, found: Mapping[str, bytes | None]) -> tuple[int, bytes]:
+def _named_origins(record: Record, by_name: Mapping[str, bytes | None]) -> tuple[int, bytes]:
     """The offset in a command by origin: SEVERAL for more than one, NO_ORIGIN for those of another partition. And their
     text."""
-    text = _text(found[h.MOVE_ORIGIN if h.MOVE_ORIGIN in found else h.CANCEL_ORIGIN]) or ""
+    text = _text(by_name[h.MOVE_ORIGIN if h.MOVE_ORIGIN in by_name else h.CANCEL_ORIGIN]) or ""
     is_own = text.startswith(f"{record.topic}/{record.partition}/")
     named = text.rpartition("/")[2]
     origin = NO_ORIGIN if not is_own else SEVERAL if "," in named else int(named)
@@ -330,23 +336,23 @@ def spread(topic: str, partition: int, offset: int) -> int:
     return digest - (1 << 64) if digest >> 63 else digest
 
 
-def _added(dialect: Dialect, record: Record, found: Mapping[str, bytes | None]) -> Headers:
+def _added(dialect: Dialect, record: Record, by_name: Mapping[str, bytes | None]) -> Headers:
     """The native equivalents of the record's dialect headers."""
     key, is_cancelled = record.key, False
     if dialect.keyed and key is not None:
-        is_cancelled = record.value is None and not found.keys() & NOT_CANCELLING
+        is_cancelled = record.value is None and not by_name.keys() & NOT_CANCELLING
         if dialect.cancels is not None:
             name, text = dialect.cancels
-            is_cancelled = is_cancelled or _trimmed(found.get(name)) == text.encode()
+            is_cancelled = is_cancelled or _trimmed(by_name.get(name)) == text.encode()
     if is_cancelled:
         return [(h.CANCEL, key)]
     times: Headers = [
-        (native, _milliseconds(found[name]) if seconds else found[name])
+        (native, _milliseconds(by_name[name]) if seconds else by_name[name])
         for name, native, seconds in dialect.times
-        if name in found
+        if name in by_name
     ]
     added = times if dialect.several_times else times[:1]
-    added += [(native, found[name]) for name, native in dialect.renamed.items() if name in found]
+    added += [(native, by_name[name]) for name, native in dialect.renamed.items() if name in by_name]
     if dialect.keyed and times and key is not None:
         added += [(h.ID, key), (h.REPLACE, b"true")]
     return added

@@ -102,8 +102,8 @@ def _header_bytes(lists: pa.ListArray) -> Int64s:
 
 def _rows(entries: pa.Table, rows: Any) -> list[dict[str, Any]]:
     columns = ["topic", "partition", "offset", "origin", "kind"]
-    found: list[dict[str, Any]] = entries.select(columns).take(pa.array(rows)).to_pylist()
-    return found
+    result: list[dict[str, Any]] = entries.select(columns).take(pa.array(rows)).to_pylist()
+    return result
 
 
 def _rejects(entries: pa.Table, rejected: Bools, reason: RejectReason) -> pa.Table:
@@ -133,10 +133,10 @@ def with_schedules(entries: pa.Table) -> pa.Table:
     wrong: Bools = np.zeros(len(entries), np.bool_)
     few = entries.select(["headers", "offset", "origin"]).take(pa.array(rows)).to_pylist()
     for i, row in zip(rows.tolist(), few, strict=True):
-        found = {header["key"]: header["value"] for header in row["headers"] or ()}
-        is_start_given = row["origin"] != row["offset"] or bool(found.keys() & {h.UNTIL, h.FOR})
+        by_name = {header["key"]: header["value"] for header in row["headers"] or ()}
+        is_start_given = row["origin"] != row["offset"] or bool(by_name.keys() & {h.UNTIL, h.FOR})
         try:
-            said = {name: _schedule_text(found[name]) for name in h.SCHEDULE if name in found}
+            said = {name: _schedule_text(by_name[name]) for name in h.SCHEDULE if name in by_name}
         except ValueError:
             wrong[i] = True
             continue

@@ -254,10 +254,10 @@ class Doubts:
                         doubts[name] = doubts[name].read(topic)
         read = [name for name in names if not doubts[name].unread]
         for name in read:
-            found = sum(Part.RECORD in part for part in doubts[name].written.values())
-            self._metrics.rows_found(found)
+            count = sum(Part.RECORD in part for part in doubts[name].written.values())
+            self._metrics.rows_found(count)
             rows = len(doubts[name].rows)
-            log.warning("messages-looked-up", place=_place(name, doubts[name]), rows=rows, found=found)
+            log.warning("messages-looked-up", place=_place(name, doubts[name]), rows=rows, found=count)
         if is_done:
             self._search, self._searches = None, self._searches + 1
             if self.held() <= search.names:  # others have waited for the end of this look-up

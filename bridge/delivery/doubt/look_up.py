@@ -78,9 +78,9 @@ class LookUp:
         """Begin and end of each partition with new records."""
         starts: dict[Place, int | None] = {place: begin}
         if place[1] == WHOLE:
-            found = self._cluster.topics([place[0]])
-            self._must_be_known(place[0], found)
-            parts = [(name, number) for name, topic in found.items() for number in range(topic.partitions)]
+            topics = self._cluster.topics([place[0]])
+            self._must_be_known(place[0], topics)
+            parts = [(name, number) for name, topic in topics.items() for number in range(topic.partitions)]
             starts = dict(self._cluster.first_after(parts, begin - BEHIND_MS)) if parts else {}
         marks = self._cluster.watermarks(list(starts))
         return {
@@ -89,10 +89,10 @@ class LookUp:
             if start is not None and start < marks[part].end
         }
 
-    def _must_be_known(self, topic: str, found: Collection[str]) -> None:
+    def _must_be_known(self, topic: str, existing: Collection[str]) -> None:
         """Accept the absence of a topic that is gone: it holds no record. Raises EnvironmentFailure for one that may
         exist."""
-        if topic in found:
+        if topic in existing:
             self._missing_s.pop(topic, None)
         elif self._clock.monotonic_s() - self._missing_s.setdefault(topic, self._clock.monotonic_s()) < MISSING_S:
             raise EnvironmentFailure(MISSING, hint="It is looked up again.", topic=topic, code="DB-3002")

@@ -101,7 +101,7 @@ class ReadBack:
     def look(self, states: States, revocations: int) -> None:
         """Compare, unless a partition may belong to another instance: `revocations` is their number as of `states`."""
         try:
-            found = self._found(states)
+            committed = self._found(states)
             is_ours = self._membership().revocations == revocations
         except FencedError:
             raise
@@ -113,7 +113,7 @@ class ReadBack:
             self._not_before_s = self._clock.monotonic_s() + IDLE_S
             return
         self._is_new = self._is_in_doubt = False
-        self.wrong = {name: found[name] for name in states if not states[name].is_written_as(found[name])}
+        self.wrong = {name: committed[name] for name in states if not states[name].is_written_as(committed[name])}
 
     def _found(self, states: States) -> Mapping[SourceName, CommittedState | None]:
         try:

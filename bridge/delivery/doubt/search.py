@@ -64,10 +64,10 @@ class Search:
 
     def told(self) -> list[tuple[Place, str, Seen]]:
         """The places that are done by now, with the reason of a failed read, and the records seen meanwhile."""
-        found = []
+        results = []
         while not self._told.empty():
-            found.append(self._told.get_nowait())
-        return found
+            results.append(self._told.get_nowait())
+        return results
 
 
 def place_of(name: SourceName, topic: str) -> Place:

@@ -49,26 +49,26 @@ class TornStates:
         output."""
         new = {name: (_told(before[name]), _told(state)) for name, state in after.items() if name in before}
         with self._lock:
-            known = self._known()
-            if new.keys() - known.keys():
-                self._change({**new, **known})
+            noted = self._known()
+            if new.keys() - noted.keys():
+                self._change({**new, **noted})
 
     def forget(self, names: Collection[SourceName]) -> None:
         """Forget partitions with other states in Kafka, or of another instance. Raises EnvironmentFailure for an
         unreadable file."""
         with self._lock:
-            known = self._known()
-            if not known.keys().isdisjoint(names):
-                self._change({name: states for name, states in known.items() if name not in names})
+            noted = self._known()
+            if not noted.keys().isdisjoint(names):
+                self._change({name: states for name, states in noted.items() if name not in names})
 
     def taken_back(self, found: Mapping[SourceName, CommittedState | None]) -> dict[SourceName, CommittedState]:
         """The states to commit in place of those that were `found` in Kafka. Raises as `forget`."""
         with self._lock:
-            known = self._known()
+            noted = self._known()
         return {
-            name: decode_metadata(name, *known[name][0])
+            name: decode_metadata(name, *noted[name][0])
             for name, state in found.items()
-            if name in known and decode_metadata(name, *known[name][1]).is_written_as(state)
+            if name in noted and decode_metadata(name, *noted[name][1]).is_written_as(state)
         }
 
     def _known(self) -> Mapping[SourceName, tuple[Told, Told]]:

@@ -387,12 +387,12 @@ class Commands:
 
     def _together(self, replies: Sequence[tuple[int, Answer]]) -> list[tuple[int, Answer]]:
         """One answer for each command of a client and outcome: one by id has several commands by origin."""
-        found = dict[tuple[object, ...], tuple[int, Answer]]()
+        combined = dict[tuple[object, ...], tuple[int, Answer]]()
         for n, answer in replies:
             key = answer.command, answer.outcome, answer.correlation, self._reply_to[n], self._keys[n]
-            first, before = found.get(key, (n, None))
-            found[key] = first, answer if before is None else before.with_more(answer)
-        return list(found.values())
+            first, before = combined.get(key, (n, None))
+            combined[key] = first, answer if before is None else before.with_more(answer)
+        return list(combined.values())
 
     def _reply(
         self,
@@ -419,7 +419,7 @@ class Commands:
                     trouble = "it exceeds the limit of its topic"
                 elif target.needs_key and key is None:
                     trouble = "its topic needs a key, and the command has none"
-                elif any(int(self._rows.keys[self.ids[n]]) in found for found in refused):
+                elif any(int(self._rows.keys[self.ids[n]]) in keys for keys in refused):
                     trouble = "its topic has refused it"
             if trouble is not None:
                 out.counts[self._verb(n), "answer-dropped"] += 1

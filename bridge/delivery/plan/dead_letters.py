@@ -115,11 +115,11 @@ def is_held(rows: DueRows, ids: Ids) -> Bools:
 def held_rows(rows: DueRows, letter_topics: Mapping[str, str]) -> Bools:
     """The rows that are held dead letters for one of these topics; bool[n]."""
     names, codes = rows.targets
-    found: Bools = np.isin(codes, [code for code, name in enumerate(names) if name in letter_topics.values()])
-    ids = np.flatnonzero(found)
+    result: Bools = np.isin(codes, [code for code, name in enumerate(names) if name in letter_topics.values()])
+    ids = np.flatnonzero(result)
     if len(ids):
-        found[ids] = is_held(rows, ids)
-    return found
+        result[ids] = is_held(rows, ids)
+    return result
 
 
 def reason_of(headers: Headers) -> str:

@@ -346,20 +346,20 @@ class DueRows:
 
     def named_headers(self, name: str) -> tuple[Ids, pa.Array] | None:
         """The rows (ascending) with headers of this name, and the headers' values; None without such rows."""
-        found = np.flatnonzero(pc.equal(self._header_keys, name).to_numpy(zero_copy_only=False))
-        if not len(found):
+        places = np.flatnonzero(pc.equal(self._header_keys, name).to_numpy(zero_copy_only=False))
+        if not len(places):
             return None
-        rows = np.searchsorted(self._header_bounds, found, side="right") - 1
-        return rows, self._header_values.take(pa.array(found))
+        rows = np.searchsorted(self._header_bounds, places, side="right") - 1
+        return rows, self._header_values.take(pa.array(places))
 
     @cached_property
     def misnamed(self) -> Bools | None:
         """The rows with a header name that holds NUL; None without such rows. The client would cut the name there, and
         the rest could be a control header."""
-        found = pc.match_substring(self._header_keys, "\0")
-        if not pc.any(found).as_py():
+        matches = pc.match_substring(self._header_keys, "\0")
+        if not pc.any(matches).as_py():
             return None
-        hits = np.concatenate((_ZERO, np.cumsum(found.to_numpy(zero_copy_only=False), dtype=np.int64)))
+        hits = np.concatenate((_ZERO, np.cumsum(matches.to_numpy(zero_copy_only=False), dtype=np.int64)))
         result: Bools = hits[self._header_bounds[1:]] > hits[self._header_bounds[:-1]]
         return result
 

@@ -150,11 +150,11 @@ class Fates:
         if not len(ids):
             return self
         fates, codes = self.fate.copy(), self.reason.copy()
-        known = {refusal: code for code, refusal in enumerate(self.refusals)}
+        code_of = {refusal: code for code, refusal in enumerate(self.refusals)}
         fates[ids] = fate
         if reasons is not None:
-            codes[ids] = [r if isinstance(r, int) else known.setdefault(r, len(known)) for r in reasons]
-        return replace(self, fate=fates, reason=codes, refusals=tuple(known))
+            codes[ids] = [r if isinstance(r, int) else code_of.setdefault(r, len(code_of)) for r in reasons]
+        return replace(self, fate=fates, reason=codes, refusals=tuple(code_of))
 
     def refused(self, ids: Ids) -> dict[int, Refusal]:
         """The refusals, by row, of the given rows without a reason of their own."""
@@ -273,7 +273,7 @@ class OwnTopics:
         """Sources, by index, with rows that need a partition which takes nothing now, and the partitions that they wait
         for; `next_ids`: commands, and rows with a next tick."""
         rows = self._rows
-        found = {source: Unwritable(detail=text) for source, text in forwards.unknown.items()}
+        result = {source: Unwritable(detail=text) for source, text in forwards.unknown.items()}
         places = forwards.places()
         copied = np.concatenate((fates.ids(Fate.ROLL, Fate.RETRY, Fate.HOLD), next_ids))
         for source in np.unique(rows.source[copied]).tolist():
@@ -288,8 +288,8 @@ class OwnTopics:
                 topic, number = min(down)
                 # While the source's own partition takes nothing, no copy can stand in for a dead letter.
                 own = {rows.sources.name(source)} if self.is_down[source] else set()
-                found[source] = Unwritable(detail=f"{topic}-{number} takes nothing now", places=frozenset(down | own))
-        return found
+                result[source] = Unwritable(detail=f"{topic}-{number} takes nothing now", places=frozenset(down | own))
+        return result
 
 
 # -- the passes --------------------------------------------------------------------------------------------------------
@@ -344,17 +344,17 @@ def written(rows: DueRows, fates: Fates, findings: Findings, ticks: Ticks | None
 def unreadable_copies(rows: DueRows) -> dict[int, Refusal]:
     """Timers, by index, whose copies decoding would reject; a copy's reader has no other information about them."""
     names, is_timer = rows.misnamed, rows.kind == Kind.TIMER
-    found = dict.fromkeys(np.flatnonzero(is_timer & (rows.targets[1] < 0)).tolist(), _plain(RejectReason.NO_TARGET))
+    refusals = dict.fromkeys(np.flatnonzero(is_timer & (rows.targets[1] < 0)).tolist(), _plain(RejectReason.NO_TARGET))
     wrong = () if names is None else np.flatnonzero(is_timer & names).tolist()
-    return found | dict.fromkeys(wrong, _plain(RejectReason.BAD_HEADER_NAME))
+    return refusals | dict.fromkeys(wrong, _plain(RejectReason.BAD_HEADER_NAME))
 
 
 def after_aborts(rows: DueRows, fates: Fates, findings: Findings) -> Fates:
     """Records that failed in earlier attempts."""
-    for found, fate in ((findings.rejected, Fate.LETTER), (findings.put_off, Fate.RETRY)):
-        if found:
-            ids = np.flatnonzero(_named(rows.keys, found) & fates.are(Fate.DELIVER))
-            fates = fates.put(ids, fate, [found[key] for key in rows.keys[ids].tolist()])
+    for refusals, fate in ((findings.rejected, Fate.LETTER), (findings.put_off, Fate.RETRY)):
+        if refusals:
+            ids = np.flatnonzero(_named(rows.keys, refusals) & fates.are(Fate.DELIVER))
+            fates = fates.put(ids, fate, [refusals[key] for key in rows.keys[ids].tolist()])
     return fates
 
 

@@ -55,13 +55,13 @@ class Forwards:
         self._named: dict[int, h.Origins] = {}
         """Origins elsewhere, by row."""
         if len(cancels):
-            known = Counter(topic for topic, _ in rows.sources)
+            counts = Counter(topic for topic, _ in rows.sources)
             source = rows.source[cancels]
             named = [None if each is None else each[0] for each in origins]
             wanted = [name or rows.sources.name(each)[0] for name, each in zip(named, source.tolist(), strict=True)]
-            for topic in set(wanted) & known.keys():
+            for topic in set(wanted) & counts.keys():
                 try:
-                    self._partitions[topic] = max(known[topic], count(topic))
+                    self._partitions[topic] = max(counts[topic], count(topic))
                 except EnvironmentFailure as failure:
                     asking = (each for each, name in zip(source.tolist(), wanted, strict=True) if name == topic)
                     self.unknown |= dict.fromkeys(asking, failure.message)
@@ -80,14 +80,14 @@ class Forwards:
 
     def places(self) -> dict[int, set[SourceName]]:
         """The destinations of each source's cancels, by the source's index."""
-        found = {
+        result = {
             source: {(topic, partition) for partition in range(self._partitions.get(topic, 0))} - {(topic, own)}
             for source in np.unique(self._rows.source[self._keyless]).tolist()
             for topic, own in (self._rows.sources.name(source),)
         }
         for row, (topic, partition, _) in self._named.items():
-            found.setdefault(int(self._rows.source[row]), set()).add((topic, partition))
-        return found
+            result.setdefault(int(self._rows.source[row]), set()).add((topic, partition))
+        return result
 
     def batches(self) -> Iterator[Batch]:
         """The cancels for every partition but their own, or for the partition of their origin."""

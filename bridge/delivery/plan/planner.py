@@ -216,21 +216,21 @@ class Planner:
         forwards = Forwards(rows, self._targets.count_partitions)
         own = cache(lambda: self._own_topics(rows, forwards, findings, known))
         fates = passes.by_kind(rows, now_ms)
-        found = ticks(rows, now_ms, self._schedules)
-        if found is not None:
-            rows.redue(found.due_ms)
-            self._assure(rows, own, np.flatnonzero(found.has_next), now_ms)
-            fates = passes.recurring(rows, fates, found, own())
-        fates = passes.written(rows, passes.misnamed(rows, fates), findings, found)
+        schedules = ticks(rows, now_ms, self._schedules)
+        if schedules is not None:
+            rows.redue(schedules.due_ms)
+            self._assure(rows, own, np.flatnonzero(schedules.has_next), now_ms)
+            fates = passes.recurring(rows, fates, schedules, own())
+        fates = passes.written(rows, passes.misnamed(rows, fates), findings, schedules)
         fates = passes.after_aborts(rows, fates, findings)
         fates = self._catching_up(rows, fates, own, now_ms)
-        if found is not None and loan is not None:
-            fates = _waiting(rows, fates, found, own, now_ms, loan)
+        if schedules is not None and loan is not None:
+            fates = _waiting(rows, fates, schedules, own, now_ms, loan)
         fates, deliveries = self._by_target(rows, fates, known, own, now_ms)
         if len(forwards.ids):
             fates = fates.put(forwards.ids, Fate.FORWARD)
         cut: frozenset[int] = frozenset()
-        next_ids = _next_ids(rows, fates, found)
+        next_ids = _next_ids(rows, fates, schedules)
         commands = Commands(rows)
         if not fates.are_plain or len(next_ids) or len(commands.ids) or forwards.unknown:
             self._assure(rows, own, fates.ids(Fate.ROLL, Fate.RETRY), now_ms)
@@ -242,7 +242,7 @@ class Planner:
                 own.cache_clear()
             fates = passes.letters_down(rows, fates, own())
             fates = passes.timed(rows, fates, self._retry, now_ms, self.windows_ms)
-            next_ids = _next_ids(rows, fates, found)
+            next_ids = _next_ids(rows, fates, schedules)
             if unwritable := own().unwritable(fates, forwards, np.concatenate((next_ids, commands.ids))):
                 raise Unplannable(unwritable)
             cut = passes.cut(rows, fates, own() if is_told else None, findings)
@@ -264,7 +264,7 @@ class Planner:
             forwards=forwards,
             next_ids=next_ids,
             commands=output,
-            ticks=found,
+            ticks=schedules,
             own=own() if is_own else None,
             cut=cut,
             records=len(rows)
@@ -275,7 +275,7 @@ class Planner:
             bytes=int(rows.sizes.sum() + rows.sizes[next_ids].sum())
             + forwards.bytes
             + (0 if output is None else output.bytes),
-            counts=_counts(rows, fates, deliveries, forwards, found, output),
+            counts=_counts(rows, fates, deliveries, forwards, schedules, output),
             targets=known,
             traced=self._tracer.chosen(rows, fates.are(Fate.DELIVER), now_ms) if self._tracer is not None else (),
         )
@@ -343,15 +343,15 @@ class Planner:
         fates = passes.without_target(fates, codes < 0)
         coded = np.unique(codes[fates.ids(Fate.DELIVER, Fate.ADVANCE)])
         used = [(names[code], codes == code) for code in coded[coded >= 0].tolist()]
-        found = dict(self._targets.resolve({name for name, _ in used if self._may_go_to(name)}))
+        targets = dict(self._targets.resolve({name for name, _ in used if self._may_go_to(name)}))
         before = fates
-        fates, going = self._placed(rows, before, used, found)
-        needed = self._needed(rows, before, fates, used, found, now_ms)
+        fates, going = self._placed(rows, before, used, targets)
+        needed = self._needed(rows, before, fates, used, targets, now_ms)
         if needed:
-            found |= self._targets.renew(needed)
-            fates, going = self._placed(rows, before, used, found)
+            targets |= self._targets.renew(needed)
+            fates, going = self._placed(rows, before, used, targets)
             for name, mine in used:
-                told_ms = found[name].told_ms if name in needed else None
+                told_ms = targets[name].told_ms if name in needed else None
                 if told_ms is None:
                     continue
                 ids = self._lasting(rows, before, fates, mine)
@@ -361,16 +361,16 @@ class Planner:
                         RejectReason.TARGET_IN_DOUBT, f"{name}: {RejectReason.TARGET_IN_DOUBT.explanation}"
                     )
                     fates = fates.put(ids[own().copyable(ids)], Fate.RETRY, [refusal])
-        known |= {each.topic: found[each.topic] for each in going}
-        return fates, [replace(each, chunk_bytes=self._limits.chunk_bytes([found[each.topic]])) for each in going]
+        known |= {each.topic: targets[each.topic] for each in going}
+        return fates, [replace(each, chunk_bytes=self._limits.chunk_bytes([targets[each.topic]])) for each in going]
 
     def _placed(
-        self, rows: DueRows, fates: Fates, used: Sequence[tuple[str, Bools]], found: Mapping[str, Target]
+        self, rows: DueRows, fates: Fates, used: Sequence[tuple[str, Bools]], targets: Mapping[str, Target]
     ) -> tuple[Fates, list[TargetRows]]:
-        """Rows by target, from the known facts; targets that are missing in `found` are not allowed."""
+        """Rows by target, from the known facts; names that are missing in `targets` are not allowed."""
         deliveries = []
         for name, mine in used:
-            target = found.get(name)
+            target = targets.get(name)
             if target is None:
                 fates = passes.forbidden(rows, fates, mine, name, self._letter_topics)
                 continue
@@ -386,13 +386,13 @@ class Planner:
         before: Fates,
         after: Fates,
         used: Sequence[tuple[str, Bools]],
-        found: Mapping[str, Target],
+        targets: Mapping[str, Target],
         now_ms: int,
     ) -> dict[str, int]:
         """Targets on which some rows have a lasting verdict, and the time after which their look-up must be (ms)."""
         needed: dict[str, int] = {}
         for name, mine in used if after is not before else ():
-            ids = self._lasting(rows, before, after, mine) if name in found else _NO_ROWS
+            ids = self._lasting(rows, before, after, mine) if name in targets else _NO_ROWS
             if len(ids):
                 needed[name] = int(rows.decided_ms(ids, now_ms).max())
         return needed
@@ -417,10 +417,10 @@ class Planner:
 
     def _sure(self, names: Collection[str], now_ms: int) -> Mapping[str, Target]:
         """Topics of answers. One with a seeming refusal is looked up again: a dropped answer is lost for good."""
-        found = self._targets.resolve(names)
-        doubtful = [name for name, target in found.items() if not target.is_well or target.needs_key]
+        targets = self._targets.resolve(names)
+        doubtful = [name for name, target in targets.items() if not target.is_well or target.needs_key]
         if not doubtful:
-            return found
+            return targets
         self._targets.renew(dict.fromkeys(doubtful, now_ms))
         return self._targets.resolve(names)
 
@@ -432,20 +432,22 @@ class Planner:
         return OwnTopics(rows, known, self._letter_topics, findings, self._limits)
 
 
-def _next_ids(rows: DueRows, fates: Fates, found: Ticks | None) -> Ids:
+def _next_ids(rows: DueRows, fates: Fates, schedules: Ticks | None) -> Ids:
     """The rows with a next tick to write: any decided fate of the tick itself counts."""
-    if found is None:
+    if schedules is None:
         return _NO_ROWS
     is_over = np.isin(fates.fate, (Fate.DELIVER.value, Fate.RETRY.value, Fate.LETTER.value)) & (rows.tick > 0)
-    return np.flatnonzero(found.has_next & (is_over | fates.are(Fate.ADVANCE)))
+    return np.flatnonzero(schedules.has_next & (is_over | fates.are(Fate.ADVANCE)))
 
 
 def _waiting(
-    rows: DueRows, fates: Fates, found: Ticks, own: Callable[[], OwnTopics], now_ms: int, loan: Transaction
+    rows: DueRows, fates: Fates, schedules: Ticks, own: Callable[[], OwnTopics], now_ms: int, loan: Transaction
 ) -> Fates:
     """Put off ticks with missed ones behind them while commands for their schedules are in transit. Otherwise each tick
     would leave before the command is read, and the next one would be written behind that."""
-    ids = np.flatnonzero(found.is_tick & found.has_next & (found.next_ms <= now_ms) & fates.are(Fate.DELIVER))
+    ids = np.flatnonzero(
+        schedules.is_tick & schedules.has_next & (schedules.next_ms <= now_ms) & fates.are(Fate.DELIVER)
+    )
     if not len(ids):
         return fates
     origin = rows.payload.column("origin").to_numpy()[ids]
@@ -473,11 +475,11 @@ def _counts(
     fates: Fates,
     deliveries: Sequence[TargetRows],
     forwards: Forwards,
-    found: Ticks | None,
+    schedules: Ticks | None,
     output: CommandOutput | None,
 ) -> Counts:
     delivered = Counter({mine.topic: len(mine.ids) for mine in deliveries})
-    missed = Counter() if found is None else found.missed
+    missed = Counter() if schedules is None else schedules.missed
     ticks = int((fates.are(Fate.DELIVER) & (rows.tick > 0)).sum())
     commands = Counter() if output is None else output.counts
     if fates.are_plain:

@@ -61,14 +61,14 @@ class Sampler:
 
     def chosen(self, rows: DueRows, deliver: Bools, now_ms: int) -> list[Delivery]:
         """The choice among the rows in `deliver` (bool[n]), taken at `now_ms`."""
-        found = rows.named_headers(TRACEPARENT)
-        if found is None:
+        headers = rows.named_headers(TRACEPARENT)
+        if headers is None:
             return []
         if now_ms // 1000 != self._second:
             self._second, self._left = now_ms // 1000, self._rate
         if not self._left:
             return []
-        ids, values = found
+        ids, values = headers
         good = pc.and_not(pc.match_substring_regex(values, _SAMPLED), pc.match_substring_regex(values, _NO_ID))
         good = good.fill_null(False).to_numpy(zero_copy_only=False) & deliver[ids]
         ids, texts = ids[good], pc.cast(values.filter(pa.array(good)), pa.string())

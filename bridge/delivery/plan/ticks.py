@@ -86,7 +86,7 @@ def ticks(rows: DueRows, now_ms: int, limits: ScheduleLimits) -> Ticks | None:
     if rows.payload.column("schedule").null_count == len(rows):
         return None
     size = len(rows)
-    found = Ticks(np.full(size, NONE, np.int64), np.zeros(size, np.bool_), np.zeros(size, np.bool_))
+    result = Ticks(np.full(size, NONE, np.int64), np.zeros(size, np.bool_), np.zeros(size, np.bool_))
     is_up = ((rows.tick == 0) & (rows.due != h.NEVER_MS)) | (rows.due <= now_ms)
     ids = np.flatnonzero(rows.recurs & is_up & (rows.kind == Kind.TIMER))
     columns = rows.column("schedule", ids), rows.column("ts", ids), rows.due[ids].tolist(), rows.tick[ids].tolist()
@@ -96,24 +96,24 @@ def ticks(rows: DueRows, now_ms: int, limits: ScheduleLimits) -> Ticks | None:
             if tick == 0:
                 if not limits.is_exact:
                     raise ValueError(NOT_EXACT)
-                found.next_ms[row] = _first_ms(schedule, ts_ms, due_ms if is_start_given else None, limits)
-                found.is_silent[row] = True
+                result.next_ms[row] = _first_ms(schedule, ts_ms, due_ms if is_start_given else None, limits)
+                result.is_silent[row] = True
                 continue
         except ValueError as error:
-            found.wrong[row] = Refusal(RejectReason.BAD_SCHEDULE, str(error))
+            result.wrong[row] = Refusal(RejectReason.BAD_SCHEDULE, str(error))
             continue
         except _BeyondMax as beyond:
-            found.wrong[row] = Refusal(RejectReason.BEYOND_MAX, str(beyond))
+            result.wrong[row] = Refusal(RejectReason.BEYOND_MAX, str(beyond))
             continue
         step = schedule.step(due_ms, tick, now_ms)
-        found.is_tick[row] = True
-        found.is_silent[row] = not step.is_delivered
-        found.next_ms[row] = NONE if step.next_ms is None else step.next_ms
+        result.is_tick[row] = True
+        result.is_silent[row] = not step.is_delivered
+        result.next_ms[row] = NONE if step.next_ms is None else step.next_ms
         if step.was_missed:
-            found.missed[schedule.missed.value] += 1
+            result.missed[schedule.missed.value] += 1
         if step.due_ms != due_ms:
-            found.due_ms[row] = step.due_ms
-    return found
+            result.due_ms[row] = step.due_ms
+    return result
 
 
 def moved(text: str, tick: int, due_ms: int, to_ms: int, now_ms: int) -> tuple[str, int] | None:

@@ -114,10 +114,10 @@ class MarkerRepair:
         that id must be aborted, too, if offsets are pending even then. Raises KafkaException without an answer."""
         if not are_offsets_pending(self._settings, SOON_S):
             return None
-        found = next((name for name, state in self._ask(names).items() if state == OPEN), None)
-        if found is not None:
-            self._unrepaired.add(found)
-        return found
+        open_id = next((name for name, state in self._ask(names).items() if state == OPEN), None)
+        if open_id is not None:
+            self._unrepaired.add(open_id)
+        return open_id
 
     def outcome_of(self, name: str, known: Outcome | None = None) -> Outcome | None:
         """The present or future outcome of that id's last transaction, if its end may have to be written again;
@@ -275,11 +275,13 @@ def _consumer(settings: Settings, isolation: str = "read_committed") -> Consumer
 def _partitions(settings: Settings, *, must_be_led: bool = False) -> list[tuple[str, int]]:
     """The partitions of the delay topics. `must_be_led`: raises KafkaException while one has no leader."""
     admin = _admin(settings)
-    found = {topic: admin.list_topics(topic, timeout=ASK_S).topics[topic].partitions for topic in settings.delay_topics}
-    if must_be_led and any(one.leader < 0 for partitions in found.values() for one in partitions.values()):
+    by_topic = {
+        topic: admin.list_topics(topic, timeout=ASK_S).topics[topic].partitions for topic in settings.delay_topics
+    }
+    if must_be_led and any(one.leader < 0 for partitions in by_topic.values() for one in partitions.values()):
         text = "a partition of a delay topic has no leader"
         raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text, retriable=True))
-    return [(topic, partition) for topic, partitions in found.items() for partition in partitions]
+    return [(topic, partition) for topic, partitions in by_topic.items() for partition in partitions]
 
 
 def _admin(settings: Settings) -> AdminClient:

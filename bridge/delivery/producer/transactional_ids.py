@@ -180,14 +180,14 @@ class TransactionalIds:
         with self._changed:
             ready = self._ready()
             able = [one for one in ready if self.is_well or (is_small and current is not None and one.comes_back)]
-            found = max(able, key=lambda one: (one.comes_back, one.committed), default=current)
-            found = found or min(ready, key=BY_COMMIT, default=None)
-            if found is not None and found is not current:
+            chosen = max(able, key=lambda one: (one.comes_back, one.committed), default=current)
+            chosen = chosen or min(ready, key=BY_COMMIT, default=None)
+            if chosen is not None and chosen is not current:
                 if current is not None:
                     current.advance(Event.SPARED)
-                found.advance(Event.TAKEN)
-                found.comes_back, self.first = False, None
-            return found
+                chosen.advance(Event.TAKEN)
+                chosen.comes_back, self.first = False, None
+            return chosen
 
     def open(self) -> TransactionalId:
         """An id that is ready; otherwise one that is unmade is initialised now, and the others in the background. At a
@@ -299,10 +299,10 @@ class TransactionalIds:
             name = self._repair.left_open([one.name for one in self._all])
         except KafkaException as exception:
             raise NotReady(Failure.of(kafka_error(exception))) from None
-        found = next((one for one in self._all if one.name == name), None)
-        if found is not None and found.owed_outcome is None:  # otherwise its interrupted repair is still owed
-            found.owed_outcome = Outcome.ABORTED  # no further question to the coordinator
-        return found
+        owner = next((one for one in self._all if one.name == name), None)
+        if owner is not None and owner.owed_outcome is None:  # otherwise its interrupted repair is still owed
+            owner.owed_outcome = Outcome.ABORTED  # no further question to the coordinator
+        return owner
 
     def _start(self, one: TransactionalId, left: Sequence[Producer] = ()) -> None:
         """Make it ready in the background, which also drops its former producer."""

@@ -49,8 +49,8 @@ class Breakers:
 
     def are_open(self, name: str, partition: int) -> bool:
         """Whether the breaker prevents records for this partition."""
-        found = map(self._breakers.get, ((name, partition), (name, EVERY)))
-        return any(breaker is not None and breaker.is_open for breaker in found)
+        breakers = map(self._breakers.get, ((name, partition), (name, EVERY)))
+        return any(breaker is not None and breaker.is_open for breaker in breakers)
 
     def due(self, now_s: float) -> list[Place]:
         """The breakers that may be closed, if the leader answers."""
@@ -58,11 +58,11 @@ class Breakers:
 
     def open_until(self) -> dict[str, list[float]]:
         """The times at which open breakers may be closed, by topic: seconds of the clock."""
-        found: dict[str, list[float]] = {}
+        result: dict[str, list[float]] = {}
         for (name, _), breaker in self._breakers.items():
             if breaker.is_open:
-                found.setdefault(name, []).append(breaker.until_s)
-        return found
+                result.setdefault(name, []).append(breaker.until_s)
+        return result
 
     def decide(self, key: Place, *, is_well: bool, until_s: float) -> bool:
         """Close one, or leave it open until then. Returns whether it was closed."""

@@ -130,10 +130,10 @@ class Targets:
         with self._lock:
             requested, self._requested = self._requested, {}
             now_ms = self._clock.now_ms()
-            expired = [name for name, known in self._known.items() if _is_expired(known, now_s, now_ms)]
-            found = [name for name in expired if self._known[name].target.partitions]
-            if len(expired) - len(found) > MISSING_MAX:
-                expired = found
+            expired = [name for name, entry in self._known.items() if _is_expired(entry, now_s, now_ms)]
+            existing = [name for name in expired if self._known[name].target.partitions]
+            if len(expired) - len(existing) > MISSING_MAX:
+                expired = existing
             due = [name for name in (*self._own - self._known.keys(), *expired) if name not in requested]
             asked = [*requested, *due[:LOOK_UPS_MAX]]
             places = self._breakers.due(now_s)
@@ -159,9 +159,9 @@ class Targets:
         with self._lock:
             result = {}
             for name in wanted:
-                known = self._known.get(name) or _Known(_unanswered(name), now_s, now_s)
-                known.used_s = now_s
-                result[name] = self._breakers.applied(name, known.target)
+                entry = self._known.get(name) or _Known(_unanswered(name), now_s, now_s)
+                entry.used_s = now_s
+                result[name] = self._breakers.applied(name, entry.target)
                 if self._pauses is not None:
                     result[name] = self._pauses.applied(name, result[name])
             return result
@@ -172,15 +172,15 @@ class Targets:
         the known facts stay."""
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
         with self._lock:
-            known = {name: self._known[name] for name in needed if name in self._known}
+            entries = {name: self._known[name] for name in needed if name in self._known}
             stale = [
                 name
-                for name, each in known.items()
+                for name, each in entries.items()
                 if not needed[name] <= (each.target.told_ms or 0) <= now_ms and now_s - each.renewed_s >= RENEWED_FOR_S
             ]
             for name in stale:
-                known[name].renewed_s = now_s
-        asked = [name for name in needed if name not in known] + stale
+                entries[name].renewed_s = now_s
+        asked = [name for name in needed if name not in entries] + stale
         if asked:
             self._learn(asked)
         return self.resolve(needed)
@@ -231,16 +231,16 @@ class Targets:
         if not leaders:
             return False
         with self._lock:
-            found = [place for leader, place in self._led() if leader in leaders]
-        for place in found:
+            places = [place for leader, place in self._led() if leader in leaders]
+        for place in places:
             self._trip_silent(place)
-        return bool(found)
+        return bool(places)
 
     def _led(self) -> Iterator[tuple[Leader, Place]]:
         """Known partitions that are not down, with their leaders. Under the lock."""
-        for name, known in self._known.items():
-            for partition, leader in known.target.leaders.items():
-                if partition not in known.target.down and not self._breakers.are_open(name, partition):
+        for name, entry in self._known.items():
+            for partition, leader in entry.target.leaders.items():
+                if partition not in entry.target.down and not self._breakers.are_open(name, partition):
                     yield leader, (name, partition)
 
     def _trip_silent(self, place: Place) -> None:
@@ -265,11 +265,11 @@ class Targets:
         """Messages wait for a target, the last of them until this time. Returns whether none did before."""
         now_ms = self._clock.now_ms()
         with self._lock:
-            known = self._known.get(name)
-            if known is None:
+            entry = self._known.get(name)
+            if entry is None:
                 return False
-            is_new = known.awaited_ms <= now_ms
-            known.awaited_ms = max(known.awaited_ms, until_ms)
+            is_new = entry.awaited_ms <= now_ms
+            entry.awaited_ms = max(entry.awaited_ms, until_ms)
         return is_new
 
     def failing(self) -> dict[tuple[str, str], int]:
@@ -279,9 +279,9 @@ class Targets:
         counts: Counter[tuple[str, str]] = Counter()
         named: set[str] = set()
         with self._lock:
-            for name, known in self._known.items():
-                target = self._breakers.applied(name, known.target)
-                if target.is_well or not known.matters(now_s, now_ms):
+            for name, entry in self._known.items():
+                target = self._breakers.applied(name, entry.target)
+                if target.is_well or not entry.matters(now_s, now_ms):
                     continue
                 label = name if target.partitions or name in self._own else UNKNOWN
                 if label != UNKNOWN and label not in named:
@@ -296,25 +296,27 @@ class Targets:
         with self._lock:
             now_s, until_s = self._clock.monotonic_s(), self._breakers.open_until()
             now_ms = self._clock.now_ms()
-            known = [
+            shown = [
                 (name, each.target)
                 for name, each in self._known.items()
                 if each.target.is_well or each.matters(now_s, now_ms)
             ]
-            applied = {name: self._breakers.applied(name, target) for name, target in known if name in until_s}
-        found = [_report(name, applied.get(name, target), until_s.get(name, ()), now_s) for name, target in known]
+            applied = {name: self._breakers.applied(name, target) for name, target in shown if name in until_s}
+        reports = [_report(name, applied.get(name, target), until_s.get(name, ()), now_s) for name, target in shown]
         if self._pauses is not None and (paused := {each.name: each for each in self._pauses.all()}):
-            found += [TargetReport(name=name, partitions=0) for name in paused.keys() - {each.name for each in found}]
-            found = [replace(each, pause=paused.get(each.name)) for each in found]
-        found.sort(key=lambda each: (each.pause is None, not each.failing_partitions, each.name))
-        return sorted(found[:limit], key=lambda each: (not each.failing_partitions, each.name))
+            reports += [
+                TargetReport(name=name, partitions=0) for name in paused.keys() - {each.name for each in reports}
+            ]
+            reports = [replace(each, pause=paused.get(each.name)) for each in reports]
+        reports.sort(key=lambda each: (each.pause is None, not each.failing_partitions, each.name))
+        return sorted(reports[:limit], key=lambda each: (not each.failing_partitions, each.name))
 
     def _must_ask(self, name: str, now_s: float, age_s_max: float) -> bool:
         """A healthy target is used until `refresh` finds time, unless there was trouble with it (`expire`)."""
-        known = self._known.get(name)
-        if known is None:
+        entry = self._known.get(name)
+        if entry is None:
             return True
-        return now_s - known.asked_s >= (age_s_max if known.target.is_well else min(age_s_max, FAILING_FOR_S_MAX))
+        return now_s - entry.asked_s >= (age_s_max if entry.target.is_well else min(age_s_max, FAILING_FOR_S_MAX))
 
     def _learn(self, names: list[str]) -> bool:
         """Ask, without the lock. Returns whether there was an answer."""
@@ -334,8 +336,8 @@ class Targets:
                     target = old.target
                     # A healthy one is asked about again soon: its last look-up is dated back.
                     asked_s -= KNOWN_FOR_S - UNANSWERED_FOR_S if target.is_well else 0
-                known = self._known[name] = old or _Known(target, asked_s, now_s)
-                known.target, known.asked_s = target, asked_s
+                entry = self._known[name] = old or _Known(target, asked_s, now_s)
+                entry.target, entry.asked_s = target, asked_s
             while len(self._known) > TARGETS_MAX + len(names):
                 del self._known[next(iter(self._known))]
         return bool(answers)
@@ -350,19 +352,19 @@ class Targets:
                 log.warning("targets-not-looked-up", topics=1, reason=str(failure))
                 return
             with self._lock:
-                known = self._known.get(name)
-                if known is not None:
-                    known.target = replace(known.target, leaders=leaders)
+                entry = self._known.get(name)
+                if entry is not None:
+                    entry.target = replace(entry.target, leaders=leaders)
 
     def _close_breakers(self, places: list[Place]) -> None:
         """Close the breakers whose leaders answer; one question to each, and one wait for all. A whole target's breaker
         closes if one of its leaders answers, and the breakers of its other partitions open."""
         with self._lock:
-            known = {name: self._known[name].target for name, _ in places if name in self._known}
+            targets = {name: self._known[name].target for name, _ in places if name in self._known}
         parts: dict[Place, list[Place]] = {}
         leaders: dict[Place, Leader | None] = {}
         for name, partition in places:
-            target = known.get(name, _unanswered(name))
+            target = targets.get(name, _unanswered(name))
             numbers = [partition] if partition >= 0 else range(target.partitions)
             parts[name, partition] = [(name, number) for number in numbers]
             leaders.update({(name, number): target.leaders.get(number) for number in numbers})
@@ -370,7 +372,7 @@ class Targets:
         wait(answers.values(), PROBE_S)
         for place, probed in parts.items():
             silent = [each for each in probed if not is_answered(answers[each])]
-            is_well = len(silent) < len(probed) or (not probed and place[0] not in known)
+            is_well = len(silent) < len(probed) or (not probed and place[0] not in targets)
             for each in silent if is_well else ():
                 self._trip_silent(each)
             with self._lock:
@@ -380,13 +382,13 @@ class Targets:
                 log.info("target-breaker-closed", topic=place[0], partition=place[1])
 
 
-def _is_expired(known: _Known, now_s: float, now_ms: int) -> bool:
+def _is_expired(entry: _Known, now_s: float, now_ms: int) -> bool:
     """Failing targets are looked up only in use, and more rarely while messages wait for them: there may be thousands,
     invented in headers."""
-    age_s = now_s - known.asked_s
-    if known.target.is_well:
+    age_s = now_s - entry.asked_s
+    if entry.target.is_well:
         return age_s >= KNOWN_FOR_S
-    is_used, is_awaited = now_s - known.used_s < USED_FOR_S, known.awaited_ms > now_ms
+    is_used, is_awaited = now_s - entry.used_s < USED_FOR_S, entry.awaited_ms > now_ms
     return (age_s >= FAILING_FOR_S and is_used) or (age_s >= FAILING_FOR_S_MAX and is_awaited)
 
 

@@ -53,31 +53,31 @@ class TargetLookUp:
         described = self._admin.describe_topics(
             TopicCollection(list(names)), request_timeout=self._timeout_s, include_authorized_operations=True
         )
-        found = {name: self._result(name, future) for name, future in described.items()}
-        present = [name for name, answer in found.items() if not isinstance(answer, Refusal)]
+        topics = {name: self._result(name, future) for name, future in described.items()}
+        present = [name for name, answer in topics.items() if not isinstance(answer, Refusal)]
         configs: dict[str, Any] = {}
         if present:
             resources = [ConfigResource(ResourceType.TOPIC, name) for name in present]
             answers = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
             configs = {resource.name: self._result(resource.name, future) for resource, future in answers.items()}
-        return {name: _target(name, answer, configs.get(name)) for name, answer in found.items()}
+        return {name: _target(name, answer, configs.get(name)) for name, answer in topics.items()}
 
     def leaders(self, name: str) -> Mapping[int, Leader]:
         """The present leader of each partition of a topic. Raises EnvironmentFailure.
 
         Any broker may answer. To describe a topic the client asks the controller, which with KRaft is any broker in its
         view: maybe the dead one."""
-        found = self._metadata(name)
-        nodes = {node.id: Leader(node.id, str(node.host), int(node.port)) for node in found.brokers.values()}
-        led = found.topics[name].partitions if name in found.topics else {}
+        metadata = self._metadata(name)
+        nodes = {node.id: Leader(node.id, str(node.host), int(node.port)) for node in metadata.brokers.values()}
+        led = metadata.topics[name].partitions if name in metadata.topics else {}
         return {number: nodes[partition.leader] for number, partition in led.items() if partition.leader in nodes}
 
     def count_partitions(self, name: str) -> int:
         """The present number of a topic's partitions. Raises EnvironmentFailure."""
-        found = self._metadata(name).topics.get(name)
-        if found is None or found.error is not None:
-            raise _unanswered(name, "no metadata" if found is None else found.error.str())
-        return len(found.partitions)
+        topic = self._metadata(name).topics.get(name)
+        if topic is None or topic.error is not None:
+            raise _unanswered(name, "no metadata" if topic is None else topic.error.str())
+        return len(topic.partitions)
 
     def _metadata(self, name: str) -> Any:
         try:

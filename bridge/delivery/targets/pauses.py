@@ -101,13 +101,15 @@ class Pauses:
         Raises ValueError for a topic of the bridge, and for too many pauses; EnvironmentFailure if the order could not
         be written."""
         now_ms = self._clock.now_ms()
-        known = next((each for each in self._said if each.name == name), None)
-        is_paused = known is not None and known.is_in_force(now_ms)
+        present = next((each for each in self._said if each.name == name), None)
+        is_paused = present is not None and present.is_in_force(now_ms)
         if paused and name in self._own:
             raise ValueError(f"{name} is a topic of the bridge itself, and no target.")
-        if paused is is_paused and (known is None or (until_ms, why) in ((None, ""), (known.until_ms, known.why))):
+        if paused is is_paused and (
+            present is None or (until_ms, why) in ((None, ""), (present.until_ms, present.why))
+        ):
             return False
-        changed_ms = now_ms if known is None else max(now_ms, known.changed_ms + 1)
+        changed_ms = now_ms if present is None else max(now_ms, present.changed_ms + 1)
         wanted = Pause(name=name, changed_ms=changed_ms, is_paused=paused, until_ms=until_ms, why=why)
         told = merged([*self._said, *self._wanted, wanted])
         if paused and (are_too_long(told) or not self.has_room(told)):

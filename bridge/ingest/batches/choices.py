@@ -34,10 +34,10 @@ class Choices:
     def add(self, name: SourceName, offset: int, word: str) -> bool:
         """Choose a word for that place; returns whether it is new. Raises EnvironmentFailure if nothing was written."""
         with self._file.changing():
-            found = dict(self.all())
-            if found.pop((name, offset), None) == word:
+            choices = dict(self.all())
+            if choices.pop((name, offset), None) == word:
                 return False
-            self._write({**found, (name, offset): word})
+            self._write({**choices, (name, offset): word})
         return True
 
     def take(self, names: Collection[SourceName]) -> Mapping[Place, str]:
@@ -46,9 +46,9 @@ class Choices:
         if all(name not in names for name, _ in self.all()):
             return {}
         with self._file.changing():
-            found = self.all()
-            taken = {place: word for place, word in found.items() if place[0] in names}
-            self._write({place: word for place, word in found.items() if place not in taken})
+            choices = self.all()
+            taken = {place: word for place, word in choices.items() if place[0] in names}
+            self._write({place: word for place, word in choices.items() if place not in taken})
         return taken
 
     def _write(self, choices: Mapping[Place, str]) -> None:

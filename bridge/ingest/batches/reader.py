@@ -190,17 +190,17 @@ def _read(
     at = stretch.begin
     while True:
         try:
-            found = _next(answer, stretch.name)
+            item = _next(answer, stretch.name)
         except _Died:
             reason = f"the process that reads it has ended with status {process.wait()}"
             if at == stretch.begin and process.returncode == 1:
                 raise _failure(reason) from None
             yield stretch.name, CorruptBatch(offset=at, next=at + 1, reason=reason)
             raise _Over from None  # the rest of its answer is part of a record, and has nothing on other stretches
-        yield stretch.name, found
-        if isinstance(found, CorruptBatch | End):
+        yield stretch.name, item
+        if isinstance(item, CorruptBatch | End):
             return
-        at = found.offset + 1
+        at = item.offset + 1
 
 
 def _next(answer: _Answer, name: SourceName) -> Found:

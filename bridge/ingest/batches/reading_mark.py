@@ -59,8 +59,8 @@ class ReadingMark:
     def _read(self) -> tuple[Offsets, Offsets]:
         """The file's offsets; an unreadable file marks nothing."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            found = json.loads(self._path.read_bytes())
-            return _offsets(found["at"]), _offsets(found["before"])
+            content = json.loads(self._path.read_bytes())
+            return _offsets(content["at"]), _offsets(content["before"])
         return {}, {}
 
     def _write(self, at: Offsets, before: Offsets) -> None:

@@ -186,20 +186,20 @@ class Suspects:
 
     def _read_stretches(self, stretches: Sequence[Stretch], take: Take, is_over: Callable[[], bool]) -> None:
         pile = _Pile(self._decode, take)
-        for name, found in self._read(stretches, is_over):
+        for name, item in self._read(stretches, is_over):
             if is_over():
                 return
-            if isinstance(found, Record):
-                pile.add(name, found)
-            elif isinstance(found, TooLarge):
-                pile.put(name, self._too_large(name, found), found.offset + 1)
-            elif isinstance(found, CorruptBatch):
-                entry = self._skipped(name, found)
-                pile.put(name, entry, found.next)
+            if isinstance(item, Record):
+                pile.add(name, item)
+            elif isinstance(item, TooLarge):
+                pile.put(name, self._too_large(name, item), item.offset + 1)
+            elif isinstance(item, CorruptBatch):
+                entry = self._skipped(name, item)
+                pile.put(name, entry, item.next)
                 if entry is not None and not is_over():
                     self._trust(name)
             else:
-                pile.end(name, found)
+                pile.end(name, item)
                 if not is_over():  # otherwise it may not have been taken in
                     self._trust(name)
 
