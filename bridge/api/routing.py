@@ -44,7 +44,7 @@ PLACE: Final = "{topic}/{partition}/{offset}"
 Place = Annotated[Origin, Depends(_place)]
 """The record that the end of a path names: PLACE."""
 
-log = structlog.get_logger("bridge.api.actions")
+log = structlog.get_logger("bridge.api.routing")
 
 
 def error_response(status: HTTPStatus, description: str | None = None) -> Responses:

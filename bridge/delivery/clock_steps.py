@@ -10,7 +10,7 @@ from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from timerstore.store import TimerStore
 
-log = structlog.get_logger("bridge.delivery.dispatcher")
+log = structlog.get_logger("bridge.delivery.clock_steps")
 
 
 class ClockSteps:

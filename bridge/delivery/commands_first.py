@@ -39,7 +39,7 @@ EFFECT_S: Final = 1.0
 
 Offsets = Mapping[SourceName, int]
 
-log = structlog.get_logger("bridge.delivery.dispatcher")
+log = structlog.get_logger("bridge.delivery.commands_first")
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from bridge.wire.committed_state import CommittedState, Said, are_same_progress
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
-log = structlog.get_logger("bridge.delivery.dispatcher")
+log = structlog.get_logger("bridge.delivery.partitions")
 
 
 class Partitions:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-log = structlog.get_logger("bridge.ingest.ingest")
+log = structlog.get_logger("bridge.ingest.queries")
 
 LOOK_S: Final = 0.2
 FAILURES_MAX: Final = 5

@@ -33,7 +33,7 @@ SAMPLES_MAX: Final = 512
 
 NOTHING: Final = StoreSnapshot()
 
-log = structlog.get_logger("bridge.telemetry.metrics")
+log = structlog.get_logger("bridge.runtime.gauges")
 
 
 class Lag:

@@ -90,6 +90,19 @@ def test_pure_modules_stay_pure(module: str) -> None:
     assert not wrong, f"{module} uses {wrong}"
 
 
+def test_loggers_have_the_names_of_their_modules() -> None:
+    """The `logger` of a log line leads to its source."""
+    wrong = {
+        f"{module}: {name}"
+        for module in modules(*PACKAGES)
+        for name in re.findall(
+            r'^\w+ = structlog.get_logger\("(.*)"\)', (ROOT / module).read_text("utf-8"), re.MULTILINE
+        )
+        if name != module.removesuffix(".py").replace("/", ".")
+    }
+    assert not wrong, wrong
+
+
 def test_every_module_says_what_it_is() -> None:
     """A docstring at the top of each, and nothing put off until later."""
     wrong = [

@@ -50,7 +50,7 @@ DOUBT: Final = "unasked-end"
 """The metrics' name for the doubt of a held partition."""
 COMMITTED: Final = "committed"
 
-log = structlog.get_logger("bridge.delivery.doubt")
+log = structlog.get_logger("bridge.delivery.doubt.doubts")
 
 
 class Choice(Protocol):

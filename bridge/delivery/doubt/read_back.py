@@ -34,7 +34,7 @@ States = Mapping[SourceName, CommittedState]
 ReadCommitted = Callable[[Collection[SourceName], float | None], Mapping[SourceName, CommittedState | None]]
 """Reads stable states within a number of seconds (None: as long as a transaction may be open)."""
 
-log = structlog.get_logger("bridge.delivery.doubt")
+log = structlog.get_logger("bridge.delivery.doubt.read_back")
 
 
 class ReadBack:

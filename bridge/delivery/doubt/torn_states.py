@@ -31,7 +31,7 @@ FILE: Final = "states-in-doubt.json"
 Told = tuple[int, str]
 """A state in Kafka's form: offset and metadata."""
 
-log = structlog.get_logger("bridge.delivery.doubt")
+log = structlog.get_logger("bridge.delivery.doubt.torn_states")
 
 
 class TornStates:

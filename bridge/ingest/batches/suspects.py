@@ -44,7 +44,7 @@ CODE: Final = "DB-4060"
 Offsets = Mapping[SourceName, int]
 Take = Callable[[pa.Table, Offsets], None]
 
-log = structlog.get_logger("bridge.ingest.batches")
+log = structlog.get_logger("bridge.ingest.batches.suspects")
 
 
 class Read(Protocol):
