@@ -60,6 +60,7 @@ class LosingCluster:
         class Losing(Producer):
             def commit_transaction(self, *arguments: float) -> None:
                 if once:
+                    self.flush(DEADLINE_S)  # the records are to be written, however slow the nodes are
                     once.pop()()
                 super().commit_transaction(*arguments)
 
