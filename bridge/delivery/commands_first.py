@@ -89,8 +89,7 @@ class CommandsFirst:
         return self._until_s is not None
 
     def begin(self, ends: Offsets, coming: Collection[SourceName] = ()) -> None:
-        """A start: messages wait until the logs are read up to these ends; those of coming partitions wait
-        separately."""
+        """A start: messages wait until the logs are read up to these ends; coming partitions wait separately."""
         self._ends, self._look = {name: end for name, end in ends.items() if name not in coming}, None
         self._are_written_on, self._full_since_s = False, None
         self._coming, self._arrived_s = {name: ends[name] for name in coming if name in ends}, {}
@@ -166,8 +165,7 @@ class CommandsFirst:
             self._arrived_s.pop(name, None)
 
     def ready(self, arrived: Collection[SourceName], store: TimerStore) -> list[SourceName]:
-        """The arrived partitions (read up to their committed O) that are read far enough, or have waited long
-        enough."""
+        """The arrived partitions (read up to their committed O) that have read or waited enough."""
         now_s, at = self._clock.monotonic_s(), store.next_offsets()
         left = {name: (at[name], end) for name, end in self._coming.items() if name in at and at[name] < end}
         is_stuck = bool(arrived) and self._is_stuck(store, now_s)

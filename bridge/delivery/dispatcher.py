@@ -16,8 +16,8 @@ times as much as a record. A backlog is taken in large transactions (filling.py)
 the store; O follows ingest about once a second.
 
 An abort puts all rows back, and the next attempt is narrower: without the record, the target or the source that caused
-it, or with fewer rows, until a commit succeeds (narrowing.py). So every deliverable message
-is delivered, despite any answer of a broker.
+it, or with fewer rows, until a commit succeeds (narrowing.py). So every deliverable message is
+delivered, with any answers from brokers.
 """
 
 from __future__ import annotations

@@ -100,8 +100,7 @@ class Filling:
         return int(interval_ms - 1000 * (self.clock.monotonic_s() - transaction.opened_s))
 
     def _take_until_ms(self, left_ms: int) -> int:
-        """The bound of the next take: rows that are due, or fall due before the commit, unless an abort has taught
-        caution."""
+        """The bound of the next take: the commit's time, or now, if an abort has taught caution."""
         now_ms, bound_ms = self.clock.now_ms(), self.narrowing.until_ms
         if bound_ms is not None:
             return min(now_ms, bound_ms)
@@ -112,8 +111,7 @@ class Filling:
         return min(self.narrowing.rows, SMALL_RECORDS) if is_small else self.narrowing.rows
 
     def _piece_rows(self, transaction: OpenTransaction) -> int:
-        """The number of rows to take next, within the limits of rows and bytes; the bytes of a row come from past
-        plans."""
+        """The number of rows to take next, limited in rows, and in bytes according to past plans."""
         left = self._rows_max(transaction) - transaction.rows
         return max(1, min(PIECE_ROWS, left, int(PIECE_BYTES / self.row_bytes)))
 

@@ -5,7 +5,7 @@ The first evidence is the failed records (`learn`):
     evidence                                              the next attempt
     the record was alone, or is named between bystanders  goes without it: it becomes a dead letter
     it is one of a batch                                  is careful, the batch in groups, then in smaller ones
-    ... the same target, often in a short time            goes without the failed records, or all too large ones
+    ... the same target, often in a short time            goes without the failed records, or possibly large ones
     ... more often                                        goes without the target
     a target or a partition takes nothing                 goes without it
     the same partition failed several times, by any code  goes without it
@@ -136,8 +136,8 @@ class Narrowing:
         self.rows = rows_max
         """The limit of rows for the next transaction."""
         self.until_ms: int | None = None
-        """The next transaction leaves out rows that fell due later (None: no bound). Otherwise each attempt after an
-        abort would have more rows that may be as bad, and no commit would ever succeed. """
+        """The bound of due times in the next transaction (None: no bound). Without it, each attempt after an abort
+        would have new rows that may be as bad, and no commit would ever succeed."""
         self._stuck: dict[int, Unwritable] = {}
         self._rows_max = rows_max
         self._targets = targets
@@ -263,8 +263,7 @@ class Narrowing:
         self._unclear = np.empty(0, np.int64)
 
     def _after_refusal(self, topic: str, failure: Failure, blamed: dict[Place, Failure]) -> Refusal | None:
-        """Count another abort for records of one target. Returns the refusal with which failed records are put off, if
-        any."""
+        """Count another abort for records of one target. Returns the refusal that puts failed records off, if any."""
         if topic in self._own_topics:
             return None  # their records have no other place
         count = self._count_refusal(topic, failure)

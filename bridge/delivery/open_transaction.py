@@ -38,7 +38,7 @@ class OpenTransaction:
     opened_s: float
     opened_ms: int
     until_ms: int = 0
-    """The bound of its last take (ms); 0: no row was taken."""
+    """The due-time bound of its last take (ms); 0: no take."""
     begun: bool = False
     planned: int = 0
     accepted: int = 0

@@ -188,8 +188,7 @@ class TransactionalWriter(Writer):
         self._joining = offsets, self._calls.begin(self._sending(offsets, group_metadata))
 
     def _explain(self) -> None:
-        """Raise the failure of offsets to join, if any: it makes the client refuse and keep records without a
-        reason."""
+        """Raise a failure of the joining offsets: after it the client takes and sends nothing, and gives no reason."""
         if self._joining is None or not self._joining[1].done.wait(CONFLICT_S):
             return
         (_, call), self._joining = self._joining, None
@@ -317,7 +316,7 @@ class TransactionalWriter(Writer):
                 error = kafka_error(exception)
             self._judge(error, may_repeat=self._clock.monotonic_s() <= deadline_s)
             self._in_use().repeats.note()
-            if fault_of(error) is Fault.BUSY:  # said at once, for as long as the call that was left is under way
+            if fault_of(error) is Fault.BUSY:  # answered at once while an abandoned call is running
                 self._pause.wait(CONFLICT_S)
 
     def _judge(self, error: KafkaError, *, may_repeat: bool) -> None:
