@@ -109,7 +109,7 @@ class Doubts:
 
     def note(self, output: Output, states: States, sources: Sources) -> frozenset[SourceName]:
         """A transaction with this output ended unasked: hold the partitions of its rows, which are returned, until its
-        look-up. `states` are theirs from before it."""
+        look-up. `states` are those from before it."""
         self.torn.note(states, output.after)
         new = _new_doubts(output, states, sources, self._letter_topics)
         self._take_choices(new)  # earlier choices do not concern this

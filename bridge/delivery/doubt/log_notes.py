@@ -15,8 +15,8 @@ Under = tuple[int, int]
 
 
 class LogNotes:
-    """One thread notes, another commits: with the next transaction, which news calls for. A read
-    beyond the committed offset is no news."""
+    """One thread notes, another commits: with the next transaction, which news calls for. A read beyond
+    the committed offset is no news."""
 
     def __init__(self) -> None:
         self._gone_below: Mapping[SourceName, int] = {}

@@ -55,7 +55,7 @@ class LookUp:
         self, since: Mapping[Place, int], see: See, is_over: Callable[[], bool]
     ) -> Iterator[tuple[Place, str]]:
         """Have `see` look at all records of these places, from a time in ms if they are WHOLE, from an offset on
-        otherwise. Yields each place at its end, with the reason if it could not be read. Ends early if it
+        otherwise. Yields each finished place at once, with the reason if it could not be read. Ends early if it
         `is_over`.
         """
         stretches: dict[Place, dict[Place, tuple[int, int]]] = {}

@@ -99,7 +99,8 @@ class ReadBack:
             self.wrong.pop(name, None)
 
     def look(self, states: States, revocations: int) -> None:
-        """Compare, unless a partition may belong to another instance: `revocations` is their number as of `states`."""
+        """Compare, unless a partition may belong to another instance: `revocations` is the number as of
+        `states`."""
         try:
             committed = self._found(states)
             is_ours = self._membership().revocations == revocations

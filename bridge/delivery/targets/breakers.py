@@ -23,7 +23,7 @@ LARGE: Final = -2
 
 @dataclass(slots=True)
 class _Breaker:
-    """Open until a probe at `until_s` or later succeeds; `wait_s` is the present time of opening."""
+    """Open until a probe at `until_s` or later succeeds; `wait_s` is the duration of the present opening."""
 
     refusal: Refusal
     until_s: float

@@ -50,7 +50,7 @@ WARM_S: Final = 5.0
 PROBE_S: Final = 2.0
 """A breaker's wait for its leader before it may be closed."""
 SILENT_OPEN_S: Final = 1.0
-"""Opening of a breaker after the first silence of a leader, which may be a mere pause."""
+"""Duration of a breaker's opening after the first silence of a leader, which may be a mere pause."""
 TARGETS_MAX: Final = 10_000
 """Names come from headers: their number is unlimited. (10,000 of 200 characters take 9 MB.)"""
 MISSING_MAX: Final = 100
@@ -168,8 +168,8 @@ class Targets:
 
     def renew(self, needed: Mapping[str, int]) -> dict[str, Target]:
         """As `resolve`, for lasting verdicts: brokers are asked about facts from before the moments `needed` (epoch
-        ms), by name, each topic at most once in RENEWED_FOR_S. `Target.told_ms` is the age of an answer; without one
-        the known facts stay."""
+        ms), by name, each topic at most once in RENEWED_FOR_S. `Target.told_ms` is the time of an answer; without
+        one the known facts stay."""
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
         with self._lock:
             entries = {name: self._known[name] for name in needed if name in self._known}

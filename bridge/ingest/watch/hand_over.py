@@ -86,7 +86,7 @@ class HandOver:
         if self._relief is not None and now_s >= self._relief_s + Wait.RELIEF.s:
             raise EnvironmentFailure(
                 "Spark does not catch up with the plain reader",
-                hint="That reads meanwhile. Look at Spark's processors, and at the log above.",
+                hint="The plain reader reads meanwhile. Look at Spark's processors, and at the log above.",
                 waited_s=round(Wait.RELIEF.s),
                 code="DB-3058",
             )
