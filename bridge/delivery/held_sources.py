@@ -1,5 +1,5 @@
-"""Held sources: their rows are not taken, since a necessary record, a roll or a retry, cannot be written. Each keeps its
-own P and delays no other (`TimerStore.hold`); this file decides the duration.
+"""Held sources: their rows are not taken, since a necessary record, a roll or a retry, cannot be written. Each keeps
+its own P and delays no other (`TimerStore.hold`); this file decides the duration.
 
 A source is released after a wait, once one of its places takes records again, or may do so. The wait is a second, and
 doubles each time up to WAIT_S_MAX: going back to the smallest P costs a look at all positions since. A source with rows
