@@ -132,7 +132,8 @@ def restore(
 ) -> StoreState:
     """The store that a directory holds; the arguments are those of `TimerStore.open`. Raises DiskFull, DiskFailure."""
     names = [*partitions, *named_in(committed)]
-    numbers = {name: each[-1][0] for name, each in cuts.items() if each}
+    # Of owned sources alone: the rows of others stay as the index read them, before the cut.
+    numbers = {name: each[-1][0] for name in committed if (each := cuts.get(name))}
     # In this order: the checkpoint knows of a cut once all that was read above it is out.
     if unseen := unseen_cuts(found, {name: cuts.get(name, ()) for name in committed}):
         found = without_cancels(found, names, log_starts, unseen)
@@ -191,7 +192,7 @@ def _distrust(
     where = {what: ", ".join(f"{topic}/{partition}" for topic, partition in names) for what, names in left.items()}
     uncovered = {name for names in left.values() for name in names}
     offsets = {name: offset for name, offset in checkpoint.offsets.items() if name not in uncovered}
-    seen = {**checkpoint.cuts, **{name: number for name, number in numbers.items() if name in committed}}
+    seen = {**checkpoint.cuts, **numbers}
     checkpoint = replace(checkpoint, offsets=offsets, cuts=seen, kept=kept)
     checkpoints.write(found.directory, checkpoint, frees=True)
     reports = (what.format(where[what]) for what in (CUT, MOVED_BACK, OUTDATED) if what in where)

@@ -103,6 +103,32 @@ def test_an_index_that_does_not_know_a_cut_is_not_trusted(tmp_path: Path, restar
     rig.assert_each_delivered_once()
 
 
+def test_a_start_without_a_partition_learns_nothing_of_its_cuts(tmp_path: Path) -> None:
+    """Its rows stay as they were before the cut, and a start with it leaves them out."""
+    rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=Limits(horizon_ms=1_000))
+    rig.produce(*[FAR] * 3)
+    rig.ingest()
+    rig.finish(NOW_MS)
+    rig.store.maintenance.flush(NOW_MS)
+    rig.cut(1)
+    rig.produce(FAR + 1, FAR + 2)
+    del rig.committed[ORDERS]
+    rig.reopen()
+    rig.produce(FAR, source=BILLS)
+    rig.ingest()
+    rig.finish(NOW_MS)
+    rig.store.maintenance.flush(NOW_MS)
+    rig.committed[ORDERS] = 3, None
+    rig.reopen()
+    rig.ingest()
+    rows = rig.store.find(Query(), NOW_MS).rows
+    assert {(row.offset, row.at_ms) for row in rows if row.partition == ORDERS[1]} == {
+        (0, FAR),
+        (1, FAR + 1),
+        (2, FAR + 2),
+    }
+
+
 def test_an_index_without_anything_of_a_partition_takes_it_on_after_a_cut(tmp_path: Path) -> None:
     """It needs not be opened anew for that; and it knows the cut from then on."""
     rig = Rig(tmp_path, sources=(ORDERS, BILLS))
