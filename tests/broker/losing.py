@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from bridge.delivery.producer.transaction_markers import are_offsets_pending
+from bridge.delivery.targets import liveness
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.releases import Release, loses_markers
 from bridge.settings.model import Settings
@@ -106,7 +107,10 @@ def losing_cluster() -> Iterator[LosingCluster]:
     with (
         own_broker(properties={**AUTHORIZER, **SOON}) as one,
         own_broker(joins=one, properties=AUTHORIZER) as two,
+        pytest.MonkeyPatch.context() as patch,
     ):
+        # A slow node that has just started is not a dead one; a killed one refuses connections.
+        patch.setattr(liveness, "ANSWER_S", DEADLINE_S)
         topics = Topics(one.bootstrap)
         compacted = {"cleanup.policy": "compact"}
         topics.create(exactly=TRANSACTIONS, partitions=PARTITIONS, on=1, config=compacted)
