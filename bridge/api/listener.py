@@ -98,7 +98,7 @@ class Listener:
             opened.close()
 
     def _run(self) -> None:
-        """Loading may fail once: another thread may import the same modules at that moment."""
+        """Load and serve; a failure, for instance of an import, costs one client its answer."""
         for left in reversed(range(LOADS_MAX)):
             try:
                 self._wait_for_a_client()

@@ -84,7 +84,7 @@ def test_nothing_is_loaded_before_the_first_connection() -> None:
 @pytest.mark.fault("a failure to load the API")
 def test_a_failure_to_load_is_not_the_end(monkeypatch: pytest.MonkeyPatch, served: Listener) -> None:
     """The API answers though its first load fails."""
-    failures = [RuntimeError("an import of another thread")]
+    failures = [RuntimeError("an import fails")]
 
     def fails_once(*arguments: Any, **named: Any) -> ASGIApp:
         if failures:
