@@ -205,6 +205,11 @@ def after_trouble_with_all(told: Told) -> str:
     then."""
     for _ in range(2):
         told.writer.open()
+    return after_an_outage(told)
+
+
+def after_an_outage(told: Told) -> str:
+    """No id can be initialised at first, and all can later. Returns the one that begins a transaction then."""
     told.producer = StubProducer(told.clock)
     told.producer.script["init"] = [RETRIABLE]
     with pytest.raises(NotReady):

@@ -11,7 +11,17 @@ from bridge.delivery.producer.outcomes import Aborted, Broken, Cause, EndedUnask
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import EnvironmentFailure
 from dev.harness.waiting import wait_until
-from tests.unit.bridge.delivery.producer.stubs import FATAL, RETRIABLE, UNASKED, StubProducer, Told, batch, begun, error
+from tests.unit.bridge.delivery.producer.stubs import (
+    FATAL,
+    RETRIABLE,
+    UNASKED,
+    StubProducer,
+    Told,
+    after_an_outage,
+    batch,
+    begun,
+    error,
+)
 
 CUT = ("FAIL", "broker:9092/1: Disconnected (after 7ms in state UP) (_TRANSPORT): identical to last error")
 REFUSED = ("FAIL", "broker:9092/1: Connect failed: Connection refused (after 0ms in state CONNECT) (_TRANSPORT)")
@@ -80,13 +90,7 @@ def test_offsets_in_doubt_are_waited_for_whether_the_commit_is_answered_or_not(t
     told.producer.forever["commit"] = RETRIABLE
     with pytest.raises(Indefinite):
         told.writer.commit([], None, lambda _: False)
-    told.producer = StubProducer(told.clock)
-    told.producer.script["init"] = [RETRIABLE]
-    with pytest.raises(NotReady):
-        told.writer.open()
-    told.background()
-    told.writer.open()
-    assert begun(told) == "x" and told.names[3:] == ["x"] and told.writer.takes_doubt()
+    assert after_an_outage(told) == "x" and told.names[3:] == ["x"] and told.writer.takes_doubt()
 
 
 def test_an_id_whose_producer_has_failed_is_asked_about(told: Told) -> None:
