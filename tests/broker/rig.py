@@ -216,6 +216,7 @@ class Rig:
             clock=self.clock,
             metrics=cast(Metrics, self.tally),
             on_fatal=self.fatal.append,
+            commit_interval_ms=self.settings.delivery.commit_interval,
             transaction_rows=transaction_rows,
         )
         self.directory = TemporaryDirectory(prefix="rig-")

@@ -76,6 +76,7 @@ SECRET: Final = "secret"
 TOPICS: Final = {DELAY: 3, LETTERS: 1, "orders": 2, "bills": 1, "audit": 1, SECRET: 1}
 SOURCES: Final = tuple((DELAY, partition) for partition in range(TOPICS[DELAY]))
 WINDOW_MS: Final = 20_000
+COMMIT_INTERVAL_MS: Final = 20
 PARAMETERS: Final = DecodeParameters(max_delay_ms=10**9, roll_window_ms=WINDOW_MS, has_default_target=False)
 RETRY: Final = RetryPolicy(attempts=3, backoff_ms=200, backoff_max_ms=1_000)
 LIMITS: Final = Limits(window_ms=WINDOW_MS)
@@ -333,6 +334,7 @@ class DispatchRig:
             clock=self.clock,
             metrics=cast(Metrics, self.tally),
             on_fatal=lambda error: None,
+            commit_interval_ms=COMMIT_INTERVAL_MS,
             transaction_rows=self.transaction_rows,
             budgets=self.budgets,
             commands_first=CommandsFirst(self.clock, log_ends=self.log_ends, run=lambda look: look()),

@@ -280,6 +280,8 @@ def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], 
         clock=bench.clock,
         metrics=cast(Metrics, Tally()),
         on_fatal=fatal,
+        commit_interval_ms=20,
+        transaction_rows=20_000,
         beat=bench.hearts.watch("dispatcher", CALLS_S),
     )
     dispatcher.start()
