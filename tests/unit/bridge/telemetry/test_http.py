@@ -42,6 +42,7 @@ from timerstore.clock import SystemClock
 SYSTEM: Final = SystemClock()
 FEW_THREADS: Final = 40
 PROBE_S_MAX: Final = 1.0
+ROUNDS_MIN: Final = 4
 """Kubernetes waits so long for a probe by default."""
 
 
@@ -185,13 +186,11 @@ def test_two_hundred_slow_connections_do_not_keep_the_probes_from_an_answer(benc
     """Each probe is answered within a second while they drip, and come back when they are cut off."""
     with Dripping(bench.server.port, SLOW) as dripping:
         rounds = 0
-        began_s = SYSTEM.monotonic_s()
-        while SYSTEM.monotonic_s() - began_s < 1 or not dripping.cut_off:
+        while rounds < ROUNDS_MIN or not dripping.cut_off:
             asked_s = SYSTEM.monotonic_s()
             assert bench.json("/livez") == (200, {"alive": True, "reasons": []})
             assert SYSTEM.monotonic_s() - asked_s < PROBE_S_MAX
             rounds += 1
-        assert dripping.cut_off and rounds > 3
         assert sum(thread.name == "http-request" for thread in threading.enumerate()) <= 2 * CONNECTIONS_MAX
 
 
