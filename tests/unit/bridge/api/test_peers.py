@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from bridge.api import cursor as cursors
 from bridge.api.actions import bulk
 from bridge.api.listener import Listener
-from bridge.api.peers import merge
+from bridge.api.peers import client, merge
 from bridge.api.peers.batches import BrokenOffError, read_export
 from bridge.commands.api_client import ApiClient
 from bridge.settings.model import HttpSettings
@@ -32,6 +32,14 @@ from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Paused, Store, message
 from timerstore.errors import Corrupt
 
 TOKEN = "0123456789abcdef"
+PATIENT_S = 120.0
+"""An instance loads FastAPI for its first client, which takes seconds on a slow machine."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PEER_S", "QUESTION_S", "PART_S"):
+        monkeypatch.setattr(client, name, PATIENT_S)
 
 
 @contextmanager
