@@ -42,8 +42,8 @@ from timerstore.clock import SystemClock
 SYSTEM: Final = SystemClock()
 FEW_THREADS: Final = 40
 PROBE_S_MAX: Final = 1.0
-ROUNDS_MIN: Final = 4
 """Kubernetes waits so long for a probe by default."""
+ROUNDS_MIN: Final = 4
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
