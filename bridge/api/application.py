@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from http import HTTPStatus
 from itertools import pairwise
 from typing import Annotated, Any, Final
@@ -17,23 +16,25 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridge import __version__
-from bridge.api import export, files, models
+from bridge.api import files, models
 from bridge.api.actions.messages import add_message_actions
 from bridge.api.actions.targets import add_target_actions
-from bridge.api.dead_letters.models import LetterFilters, LetterPageFilters
+from bridge.api.dead_letters.models import LetterPageFilters
 from bridge.api.dead_letters.routes import add_dead_letters
+from bridge.api.export import add_export
+from bridge.api.filters import Filters, LetterFilters
 from bridge.api.guard import ACTION, Guard
-from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.peers.client import Peers
 from bridge.api.peers.fan_out import FanOut
 from bridge.api.problems import Problem, not_ready
-from bridge.api.routing import NOT_FOUND, PLACE, PREFIX, REFUSALS, Asked, Place, checked
+from bridge.api.routing import NOT_FOUND, PLACE, REFUSALS, Asked, Place, checked
 from bridge.api.schedules import add_schedules
-from bridge.api.source import Overview, PauseControl, PendingMessages, Source
+from bridge.api.source import PREFIX, Overview, PauseControl, PendingMessages, Source
 from bridge.delivery.targets.target import TargetReport
+from bridge.http.logins import Logins
+from bridge.http.protection import Protection
+from bridge.http.workers import Unavailable
 from bridge.telemetry.health import Phase
-from bridge.telemetry.http import Protection
-from bridge.telemetry.logins import Logins
 from bridge.telemetry.metrics import TIME_TO_GO
 from bridge.wire.headers import origin_text
 from timerstore.errors import TimerStoreError
@@ -59,8 +60,8 @@ ACTION_HEADER: Final = {
 _PARAMETERS: Final[Mapping[str, Collection[str]]] = {
     "/messages": models.PageFilters.model_fields,
     "/schedules": models.PageFilters.model_fields,
-    "/count": models.Filters.model_fields,
-    "/export": models.Filters.model_fields,
+    "/count": Filters.model_fields,
+    "/export": Filters.model_fields,
     "/timeline": models.Edges.model_fields,
     "/dead-letters": LetterPageFilters.model_fields,
     "/dead-letters/count": LetterFilters.model_fields,
@@ -133,7 +134,6 @@ class _Api(FastAPI):
 
 def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
     """The API without its guard."""
-    source, exports = asked.source, export.Exports()
     app = _Api(
         protection,
         title="Delay bridge",
@@ -148,6 +148,25 @@ def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
         dependencies=[Depends(_once)],
     )
 
+    for add in (
+        _add_states,
+        _add_messages,
+        add_export,
+        add_message_actions,
+        add_target_actions,
+        add_dead_letters,
+        add_schedules,
+    ):
+        add(app, asked)
+    for kind in (Problem, Unavailable, RequestValidationError, HTTPException, TimerStoreError, Exception):
+        app.add_exception_handler(kind, _answer)
+    return app
+
+
+def _add_states(app: FastAPI, asked: Asked) -> None:
+    """The routes about the bridge and its targets."""
+    source = asked.source
+
     @app.get(f"{PREFIX}/summary", operation_id="summary", response_model_exclude_unset=True)
     async def summary() -> models.Summary:
         """Totals of the pending messages, and the state of the bridge."""
@@ -155,6 +174,18 @@ def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
         if overview is None:
             raise not_ready(source.phase())
         return _summary(overview, source.phase(), is_writable=asked.is_writable)
+
+    @app.get(f"{PREFIX}/targets", operation_id="targets", response_model_exclude_unset=True)
+    async def targets() -> models.TargetStates:
+        """The recently used targets, failing ones first."""
+        pauses = source.pauses()
+        used = {report.name: report for report in await asked.workers.run(source.targets)}
+        unused = [TargetReport(name=name, partitions=0) for name in sorted(pauses.names() - used.keys())]
+        return models.TargetStates(targets=[_target(report, pauses) for report in (*unused, *used.values())])
+
+
+def _add_messages(app: FastAPI, asked: Asked) -> None:
+    """The questions about pending messages."""
 
     @app.get(f"{PREFIX}/messages", operation_id="messages", response_model_exclude_unset=True)
     async def messages(filters: Annotated[models.PageFilters, Query()]) -> models.Messages:
@@ -170,18 +201,18 @@ def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
     )
     async def message(place: Place) -> models.MessageDetail:
         """One message, by its origin: topic, partition and offset of its first record."""
-        query = asked.marked(find.Query(origin=place, states=frozenset(find.PendingState)))
-        row = await asked.ask(lambda store: _one(store, query, source.now_ms()))
+        query = asked.query(origin=place, states=frozenset(find.PendingState))
+        row = await asked.ask(lambda store: _one(store, query, asked.source.now_ms()))
         if row is None:
             detail = f"{origin_text(*place)} is not pending here: it is finished, was never a message, or "
             raise Problem(HTTPStatus.NOT_FOUND, detail + "belongs to a partition of another instance.")
         return models.MessageDetail.of_all(row, show_payloads=asked.show_payloads)
 
     @app.get(f"{PREFIX}/count", operation_id="count", response_model_exclude_unset=True)
-    async def count(filters: Annotated[models.Filters, Query()]) -> models.Counted:
+    async def count(filters: Annotated[Filters, Query()]) -> models.Counted:
         """The number of matching messages."""
-        query = asked.marked(checked(filters.query))
-        matching = await asked.ask(lambda store: store.count_where(query, source.now_ms()))
+        query = asked.query(**checked(filters.values))
+        matching = await asked.ask(lambda store: store.count_where(query, asked.source.now_ms()))
         return models.Counted(count=matching.rows, exact=matching.is_exact)
 
     @app.get(f"{PREFIX}/timeline", operation_id="timeline", response_model_exclude_unset=True)
@@ -191,37 +222,6 @@ def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
         until = await asked.ask(lambda store: store.pending_until([*edges, AT_MAX]))
         *counts, after = (b - a for a, b in pairwise(until))
         return models.Timeline(before=until[0], counts=counts, after=after)
-
-    @app.get(
-        export.PATH,
-        operation_id="export",
-        response_class=export.ArrowStream,
-        responses={200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
-    )
-    async def export_messages(request: Request, filters: Annotated[models.Filters, Query()]) -> export.ArrowStream:
-        """All matching messages of one moment, unordered, as an Arrow IPC stream. The last batch has no rows; its
-        metadata has the number of messages as `rows`, and the instances without an answer as `incomplete`."""
-        query, store, others = asked.marked(checked(filters.query)), source.pending(), asked.others(request)
-        if store is None and others is None:
-            raise not_ready(source.phase())
-        begin = None
-        if store is not None:
-            begin = partial(store.export, query, source.now_ms(), bulky=asked.show_payloads)
-        return exports.answer(begin, others, f"{export.PATH}?{request.url.query}")
-
-    @app.get(f"{PREFIX}/targets", operation_id="targets", response_model_exclude_unset=True)
-    async def targets() -> models.TargetStates:
-        """The recently used targets, failing ones first."""
-        pauses = source.pauses()
-        used = {report.name: report for report in await asked.workers.run(source.targets)}
-        unused = [TargetReport(name=name, partitions=0) for name in sorted(pauses.names() - used.keys())]
-        return models.TargetStates(targets=[_target(report, pauses) for report in (*unused, *used.values())])
-
-    for add in (add_message_actions, add_target_actions, add_dead_letters, add_schedules):
-        add(app, asked)
-    for kind in (Problem, RequestValidationError, HTTPException, TimerStoreError, Exception):
-        app.add_exception_handler(kind, _answer)
-    return app
 
 
 async def _once(request: Request) -> None:
@@ -240,6 +240,8 @@ def _problem(request: Request, error: Exception) -> Problem:
     match error:
         case Problem():
             return error
+        case Unavailable():
+            return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         case RequestValidationError():
             if any(fault["type"] == "json_invalid" for fault in error.errors()):
                 return Problem(HTTPStatus.BAD_REQUEST, NO_JSON)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-import re
-from binascii import Error as Base64Error
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, Final, Self, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field
 
 from bridge.api import cursor as cursors
+from bridge.api.filters import Filters, Text, parsed_parameter
 from bridge.telemetry.lateness import RecentLateness
 from bridge.wire.headers import parse_until
-from timerstore.operations.find import KEY_BYTES_MAX, PENDING, ROWS_MAX, PendingRow, PendingState, Query
-from timerstore.rows.position import OFFSET_MAX
+from timerstore.operations.find import KEY_BYTES_MAX, ROWS_MAX, PendingRow, PendingState
 from timerstore.rows.sources import NamedPosition
 
 PREVIEW_BYTES_MAX: Final = KEY_BYTES_MAX
@@ -27,61 +25,11 @@ NAME_LENGTH_MAX: Final = 250
 """Maximum number of shown characters of a header name."""
 LIMIT_DEFAULT: Final = 100
 EDGES_MAX: Final = 101
-TEXT_LENGTH_MAX: Final = 8_192
-"""Maximum number of characters of a filter; a request has no room for more."""
 
 OWN_PREFIX: Final = "delay-"
 """The prefix of the headers that the bridge reads and writes."""
 
 INCOMPLETE: Final = "Instances that did not answer: their messages are missing here."
-
-Text = Annotated[str, StringConstraints(max_length=TEXT_LENGTH_MAX)]
-
-
-class Filters(BaseModel):
-    """The wanted messages: those that match all filters."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    id: Annotated[str, StringConstraints(min_length=1, max_length=TEXT_LENGTH_MAX)] | None = Field(
-        default=None, description="The value of delay-id."
-    )
-    origin: Text | None = Field(
-        default=None, description="TOPIC/PARTITION/OFFSET of the message's first record; finds its copies too."
-    )
-    key: Text | None = Field(default=None, description="The key as text.")
-    key_base64: Text | None = Field(default=None, description="The key in base64, if it is not text.")
-    target: Text | None = Field(default=None, description="The target topic; empty: the delay topic's default.")
-    due_from: Text | None = Field(default=None, description="The earliest due time: RFC 3339 with a zone, or epoch ms.")
-    due_until: Text | None = Field(default=None, description="The end of the due times, exclusive.")
-    at_from: Text | None = Field(
-        default=None, description="The earliest `at`, the time at which the bridge acts on the message next."
-    )
-    at_until: Text | None = Field(default=None, description="The end of the times `at`, exclusive.")
-    state: list[PendingState] = Field(
-        default=[],
-        description="One of these states; by default all except cancelled.",
-        max_length=len(PendingState),
-    )
-
-    def query(self) -> Query:
-        """The same for the store. Raises ValueError with the name of the invalid parameter, and advice."""
-        if self.key is not None and self.key_base64 is not None:
-            raise ValueError("key and key_base64 are both given: give one of them.")
-        key = None if self.key is None else self.key.encode()
-        if self.key_base64 is not None:
-            key = parsed_parameter("key_base64", _base64, self.key_base64)
-        return Query(
-            id=self.id,
-            origin=None if self.origin is None else parsed_parameter("origin", _origin, self.origin),
-            key=key,
-            target=self.target,
-            due_from_ms=parse_time("due_from", self.due_from),
-            due_until_ms=parse_time("due_until", self.due_until),
-            at_from_ms=parse_time("at_from", self.at_from),
-            at_until_ms=parse_time("at_until", self.at_until),
-            states=frozenset(self.state) or PENDING,
-        )
 
 
 class PageFilters(Filters):
@@ -108,37 +56,6 @@ def fitting_answer(items: Iterable[M]) -> list[M]:
             break
         taken.append(item)
     return taken
-
-
-def parsed_parameter(name: str, parse: Callable[[str], Any], text: str) -> Any:
-    """The parsed value of a parameter. Raises ValueError with its name."""
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}.") from None
-
-
-def _base64(text: str) -> bytes:
-    """The bytes of base64 in either alphabet. A blank counts as a plus sign: forms decode it to one."""
-    normal = text.replace(" ", "+").replace("-", "+").replace("_", "/").rstrip("=")
-    try:
-        return base64.b64decode(normal + "=" * (-len(normal) % 4), validate=True)
-    except (Base64Error, ValueError):
-        raise ValueError("not base64; give text as key") from None
-
-
-def _origin(text: str) -> tuple[str, int, int]:
-    match = re.fullmatch(r"([^/]+)/([0-9]{1,10})/([0-9]{1,15})", text, re.ASCII)
-    if match is None or int(match[2]) > cursors.PARTITION_MAX or int(match[3]) > OFFSET_MAX:
-        raise ValueError("write it as TOPIC/PARTITION/OFFSET, such as delay/0/42")
-    return match[1], int(match[2]), int(match[3])
-
-
-def parse_time(name: str, text: str | None) -> int | None:
-    """Epoch milliseconds of a parameter. A blank before the zone counts as a plus sign: forms decode it to one."""
-    if text is None:
-        return None
-    return int(parsed_parameter(name, parse_until, re.sub(r" ([0-9]{2}:[0-9]{2})$", r"+\1", text)))
 
 
 class Edges(BaseModel):

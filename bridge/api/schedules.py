@@ -8,7 +8,8 @@ from fastapi import FastAPI, Query
 from pydantic import BaseModel, Field
 
 from bridge.api.models import INCOMPLETE, Message, PageFilters
-from bridge.api.routing import PREFIX, Asked
+from bridge.api.routing import Asked
+from bridge.api.source import PREFIX
 from bridge.wire import headers as h
 from bridge.wire.schedule import Schedule, schedule_of, unpacked
 from timerstore.operations.find import PendingRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
@@ -19,6 +19,11 @@ from bridge.wire.headers import Origin
 from bridge.wire.letters import LetterChoice, RedriveReport
 from timerstore.operations.find import Count, Originals, Page, Query
 from timerstore.rows.sources import NamedPosition, SourceName
+
+PREFIX: Final = "/api/v1"
+EXPORT: Final = f"{PREFIX}/export"
+BULK: Final = tuple(f"{PREFIX}/messages/{action}" for action in ("cancel", "move", "deliver"))
+"""The paths of the export and of the bulk actions, whose requests take long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,7 @@ print a table; otherwise a line for each message, with tabs, for grep and cut. T
 
 from __future__ import annotations
 
-import base64
 import json
-import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -20,14 +17,16 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bridge.api.filters import Filters
 from bridge.commands.api_client import Absent, ApiClient
-from bridge.commands.invocation import ConfigOption, bundled, put, read_option, say, settings_of
+from bridge.commands.invocation import ConfigOption, bundled, put, say, settings_of
 from bridge.errors import ConfigurationError
-from bridge.wire.headers import parse_until
+from bridge.wire.headers import Origin, origin_text, parse_origin
 from bridge.wire.printable import printable
 
 app = typer.Typer(
@@ -39,17 +38,6 @@ PAGE_MAX: Final = 1_000
 """The API's limit of messages in an answer."""
 COLUMNS: Final = ("origin", "due", "state", "target", "key", "id")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class StateOption(Enum):
-    """The values of the store's `PendingState`, without its import of Arrow."""
-
-    WAITING = "waiting"
-    ROLLED = "rolled"
-    RETRYING = "retrying"
-    OVERDUE = "overdue"
-    PAUSED = "paused"
-    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,58 +85,6 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageOptions:
-    """Options that select messages."""
-
-    id: Annotated[str | None, typer.Option("--id", help="Only with this id.")] = None
-    key: Annotated[str | None, typer.Option("--key", help="Only with this key.")] = None
-    key_base64: Annotated[str | None, typer.Option("--key-base64", help="Only with this key, given in base64.")] = None
-    target: Annotated[
-        str | None, typer.Option("--target", help="Only for this target; '' is the delay topic's default.")
-    ] = None
-    due_from: Annotated[
-        str | None,
-        typer.Option("--due-from", metavar="TIME", help="Only due from this time on: RFC 3339, or epoch ms."),
-    ] = None
-    due_until: Annotated[str | None, typer.Option("--due-until", metavar="TIME", help="Only due before this time.")] = (
-        None
-    )
-    state: Annotated[
-        list[StateOption] | None,
-        typer.Option("--state", help="Only in this state; may be repeated. Default: all except cancelled."),
-    ] = None
-
-    def parameters(self) -> list[tuple[str, str]]:
-        """The parameters of the API. A key becomes base64: options may have any bytes. Raises ConfigurationError."""
-        if self.key is not None and self.key_base64 is not None:
-            hint = "Give one of them."
-            raise ConfigurationError("both --key and --key-base64 are given", hint=hint, code="DB-1003")
-        given = {
-            "id": self.id,
-            "key_base64": self.key_base64 if self.key is None else base64.b64encode(os.fsencode(self.key)).decode(),
-            "target": self.target,
-            "due_from": read_option(parse_until, self.due_from, "--due-from"),
-            "due_until": read_option(parse_until, self.due_until, "--due-until"),
-        }
-        texts = [(name, str(text)) for name, text in given.items() if text is not None]
-        return texts + [("state", state.value) for state in self.state or ()]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions(MessageOptions):
-    """The filters of commands that change nothing."""
-
-    origin: Annotated[
-        str | None,
-        typer.Option("--origin", metavar="TOPIC/PARTITION/OFFSET", help="Only the message with this first record."),
-    ] = None
-
-    def parameters(self) -> list[tuple[str, str]]:
-        origin = [] if self.origin is None else [("origin", checked_place(self.origin, "--origin"))]
-        return [*origin, *MessageOptions.parameters(self)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """Options of a list of one page."""
 
@@ -161,13 +97,13 @@ class Listing:
         api: ApiClient,
         path: str,
         name: str,
-        parameters: Sequence[tuple[str, str]],
+        parameters: Mapping[str, Any],
         columns: Sequence[str],
         row: Callable[[Mapping[str, Any]], list[str]],
     ) -> None:
         """Print a page of `path`. `name` is its list in the answer; `row` returns the cells of `columns`."""
-        cursor = [] if self.cursor is None else [("cursor", self.cursor)]
-        answer = api.get(path, [*parameters, ("limit", str(self.limit)), *cursor])
+        cursor = {} if self.cursor is None else {"cursor": self.cursor}
+        answer = api.get(path, {**parameters, "limit": self.limit, **cursor})
         listed = objects(api, answer, name)
         if self.output is OutputFormat.JSON:
             say(as_json(answer))
@@ -180,7 +116,7 @@ class Listing:
 @app.command("list")
 @bundled
 def list_messages(
-    search: SearchOptions,
+    filters: Filters,
     connection: Connection,
     limit: Annotated[int, typer.Option(help="Maximum number of messages.", min=1)] = 100,
     cursor: CursorOption = None,
@@ -189,7 +125,7 @@ def list_messages(
 ) -> None:
     """List pending messages in the order in which they come up."""
     with connection.open() as api:
-        pages = _pages(api, search.parameters(), cursor, None if everything else limit)
+        pages = _pages(api, parameters_of(filters), cursor, None if everything else limit)
         if output is OutputFormat.JSON:
             _print_json(pages)
         elif (following := _print_pages(pages)) is not None:
@@ -216,13 +152,13 @@ def get_message(
 @app.command("count")
 @bundled
 def count_messages(
-    search: SearchOptions,
+    filters: Filters,
     connection: Connection,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Count pending messages. `at least` marks a count that ended early."""
     with connection.open() as api:
-        answer = api.get("count", search.parameters())
+        answer = api.get("count", parameters_of(filters))
         if not isinstance(answer.get("count"), int) or not isinstance(answer.get("exact"), bool):
             raise api.foreign()
         say(
@@ -236,14 +172,14 @@ def count_messages(
 @bundled
 def export_messages(
     to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="The file to write or replace.")],
-    search: SearchOptions,
+    filters: Filters,
     connection: Connection,
 ) -> None:
     """Write all pending messages of one moment into a Parquet file. A failure leaves no file."""
     with connection.open() as api:
         from bridge.commands.export import export_batches, write_parquet  # imports Arrow, which takes a while
 
-        with closing(export_batches(api, search.parameters())) as stream:
+        with closing(export_batches(api, parameters_of(filters))) as stream:
             rows = write_parquet(to, stream)
         say(f"{rows} messages written to {to}")
 
@@ -271,22 +207,33 @@ def list_targets(
 # --- asking ----------------------------------------------------------------------------------------------------------
 
 
-def checked_place(text: str, what: str) -> str:
-    """`text` if it is TOPIC/PARTITION/OFFSET; it needs no quoting in a URL. Raises ConfigurationError."""
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}", text):
+def parameters_of(filters: BaseModel) -> dict[str, Any]:
+    """The given filters, as parameters or a body of the API."""
+    return filters.model_dump(mode="json", exclude_unset=True)
+
+
+def read_place(text: str, what: str) -> Origin:
+    """The place of a record, written as TOPIC/PARTITION/OFFSET. Raises ConfigurationError."""
+    try:
+        return parse_origin(text)
+    except ValueError:
         hint = "Write it like delay/0/42."
-        raise ConfigurationError(f"{what} is not TOPIC/PARTITION/OFFSET", hint=hint, code="DB-1003")
-    return text
+        raise ConfigurationError(f"{what} is not TOPIC/PARTITION/OFFSET", hint=hint, code="DB-1003") from None
+
+
+def checked_place(text: str, what: str) -> str:
+    """The same as text; it needs no quoting in a URL."""
+    return origin_text(*read_place(text, what))
 
 
 def _pages(
-    api: ApiClient, parameters: Sequence[tuple[str, str]], cursor: str | None, limit: int | None
+    api: ApiClient, parameters: Mapping[str, Any], cursor: str | None, limit: int | None
 ) -> Iterator[MessagePage]:
     """The pages of the first `limit` messages, or of all. The bridge may end a page early in a long search."""
     while True:
         size = PAGE_MAX if limit is None else min(limit, PAGE_MAX)
-        where = [] if cursor is None else [("cursor", cursor)]
-        answer = api.get("messages", [*parameters, ("limit", str(size)), *where])
+        where = {} if cursor is None else {"cursor": cursor}
+        answer = api.get("messages", {**parameters, "limit": size, **where})
         messages, following = objects(api, answer, "messages"), answer.get("next")
         if not isinstance(following, str | None) or (following is not None and following == cursor):
             raise api.foreign()

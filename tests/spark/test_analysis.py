@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bridge.analysis import PendingDataSource
 from bridge.api.listener import Listener
-from bridge.telemetry.http import Protection
+from bridge.http.protection import Protection
 from tests.unit.bridge.api import fakes
 from tests.unit.bridge.api.test_export import Bridge
 from tests.unit.timerstore.entries import Record, entries

@@ -36,10 +36,6 @@ class Chunks:
     def __len__(self) -> int:
         return len(self._payload)
 
-    def live_rows(self) -> int:
-        """How many rows are in memory, handed out ones included."""
-        return int(self._live[list(self._payload)].sum())
-
     def add(self, payload: pa.RecordBatch) -> int:
         """Register a payload of which every row is live; returns the chunk's id."""
         chunk = self._free.pop() if self._free else len(self._payload)

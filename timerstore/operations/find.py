@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final, Self
 
 import numpy as np
@@ -31,6 +30,9 @@ from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.operations.state import StoreState
 from timerstore.operations.view import View, looked
 from timerstore.rows.entry import PAYLOAD_COLUMNS, Kind
+from timerstore.rows.pending_state import PENDING as PENDING
+from timerstore.rows.pending_state import STATES as STATES
+from timerstore.rows.pending_state import PendingState as PendingState
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions, pack, sources_of
 from timerstore.rows.sources import NamedPosition, SourceName
 
@@ -49,28 +51,6 @@ POSITION_COLUMNS: Final = ("topic", "partition", "offset", "at")
 STATE_COLUMNS: Final = ("kind", "id", "origin", "due", "attempt", "rolls")
 """What the state of a row is told from."""
 BULKY: Final = ("value", "headers")
-
-
-class PendingState(StrEnum):
-    """The state of a pending message: the first of these that fits."""
-
-    CANCELLED = "cancelled"
-    """A cancel has been read; delivery passes it when it is due."""
-    RETRYING = "retrying"
-    """Its target did not take it; it waits for the next attempt."""
-    OVERDUE = "overdue"
-    """It should have been delivered, or rolled, by now."""
-    ROLLED = "rolled"
-    """The bridge has written it again, and does so once more: it is due beyond the roll window."""
-    PAUSED = "paused"
-    """It would be waiting, but its target is paused."""
-    WAITING = "waiting"
-    """Its record is as its producer sent it, or the time of its delivery comes next."""
-
-
-STATES: Final = tuple(PendingState)
-PENDING: Final = frozenset(STATES) - {PendingState.CANCELLED}
-"""What will be delivered, as the gauges count it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from fastapi import Body
 from pydantic import BaseModel, ConfigDict, Field
 
 from bridge.api import cursor as cursors
-from bridge.api.models import INCOMPLETE, Filters, Text, parsed_parameter
+from bridge.api.filters import Filters, Text, parsed_parameter
+from bridge.api.models import INCOMPLETE
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.committed_state import WHY_CHARS_MAX
 from bridge.wire.headers import AS_DUE_MS, origin_text, parse_duration, parse_until

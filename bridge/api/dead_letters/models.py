@@ -8,9 +8,10 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from bridge.api import cursor as cursors
-from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, Bulk, Text, bulk, fitting_answer, parse_time
+from bridge.api.filters import LetterFilters, Text
+from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, Bulk, bulk, fitting_answer
 from bridge.dead_letters.listing import LetterPage, PlacedLetter
-from bridge.wire.letters import LetterChoice, RedriveReport
+from bridge.wire.letters import RedriveReport
 from timerstore.rows.sources import SourceName
 
 LIMIT_MAX: Final = 1_000
@@ -18,31 +19,6 @@ HEADERS_MAX: Final = 100
 """Maximum number of headers that a redrive sets."""
 
 HeaderName = Annotated[str, StringConstraints(min_length=1, max_length=250)]
-
-
-class LetterFilters(BaseModel):
-    """The wanted dead letters: those that match all filters."""
-
-    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
-
-    topic: Text | None = Field(default=None, description="The delay topic that they come from.")
-    reason: list[Text] = Field(default=[], max_length=50, description="The reason: one of these.")
-    target: Text | None = Field(default=None, description="Their target.")
-    since: Text | None = Field(
-        default=None, description="The earliest time of their records: RFC 3339 with a zone, or epoch ms."
-    )
-    until: Text | None = Field(default=None, description="The end of the times of their records, exclusive.")
-
-    def choice(self, **more: Any) -> LetterChoice:
-        """The same for the reader. Raises ValueError with the name of the invalid parameter."""
-        return LetterChoice(
-            topics=[] if self.topic is None else [self.topic],
-            reasons=self.reason,
-            targets=[] if self.target is None else [self.target],
-            since_ms=parse_time("since", self.since),
-            until_ms=parse_time("until", self.until),
-            **more,
-        )
 
 
 class LetterPageFilters(LetterFilters):

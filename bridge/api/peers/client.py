@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import http.client
 import json
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-from bridge.api.guard import ACTION, Workers
-from bridge.api.problems import Problem
-from bridge.telemetry.http import Protection
+import httpx
+
+from bridge.api.guard import ACTION
+from bridge.api.peers.batches import as_file
+from bridge.http.protection import Protection
 
 FORWARDED: Final = "X-Delay-Bridge-Forwarded"
 INSTANCE: Final = "X-Delay-Bridge-Instance"
@@ -36,20 +36,40 @@ FOLLOW_S: Final = 86_400.0
 ANSWER_BYTES_MAX: Final = 4 << 20
 """Only tens of thousands of partitions make a longer answer. It counts as none."""
 LINE_BYTES_MAX: Final = 64 << 10
-THREADS_MAX: Final = 64
-FOLLOWING_MAX: Final = 128
-"""Enough for two bulk actions at the largest number of peers."""
+CONNECTIONS_MAX: Final = 192
+"""Enough for two bulk actions at the largest number of peers, and for as many questions as one bulk action."""
+
+
+class PeerStream:
+    """An unread body. `file` is for one thread that is not the event loop's."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response, self._loop = response, asyncio.get_running_loop()
+        self.file = as_file(self._parts())
+
+    def _parts(self) -> Iterator[bytes]:
+        parts = self._response.aiter_raw()
+
+        async def following() -> bytes | None:
+            return await anext(parts, None)
+
+        while (part := asyncio.run_coroutine_threadsafe(following(), self._loop).result(2 * PART_S)) is not None:
+            yield part
+
+    def close(self) -> None:
+        """End the connection; any thread."""
+        asyncio.run_coroutine_threadsafe(self._response.aclose(), self._loop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer of a peer; `status` 0: it gave none. `stream` is the unread body of an answer of `open`."""
+    """The answer of a peer; `status` 0: it gave none. `stream` is the unread body of an answer to `open`."""
 
     url: str
     instance: str = ""
     status: int = 0
     body: Mapping[str, Any] | None = None
-    stream: http.client.HTTPResponse | None = None
+    stream: PeerStream | None = None
 
 
 class Peers:
@@ -58,18 +78,21 @@ class Peers:
     def __init__(self, urls: Sequence[str], instance: str, protection: Protection) -> None:
         """`instance` is the name of this one."""
         self.urls, self.instance = tuple(dict.fromkeys(url.rstrip("/") for url in urls)), instance
-        self._workers, self._followers = Workers(THREADS_MAX), Workers(FOLLOWING_MAX)
         self._own: set[str] = set()
-        self._headers = {FORWARDED: instance, "Accept": "*/*", "Connection": "close"}
+        headers = {FORWARDED: instance, "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
         if protection.token is not None:
-            self._headers["Authorization"] = f"Bearer {protection.token}"
+            headers["Authorization"] = f"Bearer {protection.token}"
         elif protection.user is not None:
             credentials = base64.b64encode(f"{protection.user}:{protection.password}".encode()).decode()
-            self._headers["Authorization"] = f"Basic {credentials}"
-        self._context = ssl.create_default_context()
+            headers["Authorization"] = f"Basic {credentials}"
+        trust = ssl.create_default_context()
         if protection.certificate is not None:
             with suppress(ssl.SSLError):  # a chain of the authority that the instances share
-                self._context.load_verify_locations(cafile=protection.certificate.files[0])
+                trust.load_verify_locations(cafile=protection.certificate.files[0])
+        # Redirects are not followed: they would take the password along. No proxy is used.
+        self._client = httpx.AsyncClient(
+            headers=headers, verify=trust, trust_env=False, limits=httpx.Limits(max_connections=CONNECTIONS_MAX)
+        )
 
     def others(self) -> list[str]:
         """The URLs, without the known ones of this instance."""
@@ -78,75 +101,78 @@ class Peers:
     async def ask(self, target: str, body: bytes | None) -> list[Reply]:
         """The answers of the other instances. `target` is path and query; a `body` makes the request an action."""
         wait_s = QUESTION_S if body is None else PEER_S
-        return await self._all(wait_s, lambda url: self._reply(url, self._opened(url, target, body, wait_s)))
+
+        async def ask(url: str) -> Reply:
+            async with asyncio.timeout(wait_s), aclosing(await self._head(url, target, body, wait_s)) as response:
+                return await _reply(url, response)
+
+        return await self._all(ask)
 
     async def open(self, target: str) -> list[Reply]:
         """The same, with a stream in each answer of status 200. The caller reads and closes it."""
 
-        def opened(url: str) -> Reply:
-            response = self._opened(url, target, None, PEER_S, PART_S)
-            if response.status != HTTPStatus.OK:
-                return self._reply(url, response)
-            return Reply(url=url, instance=_instance(response), status=response.status, stream=response)
+        async def open(url: str) -> Reply:
+            async with asyncio.timeout(PEER_S):
+                response = await self._head(url, target, None, PART_S)
+                if response.status_code == HTTPStatus.OK:
+                    stream = PeerStream(response)
+                    return Reply(url=url, instance=_instance(response), status=HTTPStatus.OK, stream=stream)
+                async with aclosing(response):
+                    return await _reply(url, response)
 
-        return await self._all(PEER_S, opened)
+        return await self._all(open)
 
-    async def follow(self, url: str, target: str, body: bytes, tell: Callable[[bytes], bool]) -> Reply:
-        """Send an action to one of the others. A thread calls `tell` with each line of the answer, until it returns
-        False. A ValueError of `tell` counts as no answer."""
+    async def follow(self, url: str, target: str, body: bytes, tell: Callable[[bytes], None]) -> Reply:
+        """Send an action to one of the others. `tell` gets each line of the answer; a ValueError of it counts as no
+        answer."""
 
-        def read() -> Reply:
-            response = self._opened(url, target, body, PEER_S, LINE_S)
-            if response.status != HTTPStatus.OK:
-                return self._reply(url, response)
-            with response:
-                while (line := response.readline(LINE_BYTES_MAX)) and tell(line):
-                    pass
-            return Reply(url=url, instance=_instance(response), status=response.status)
+        async def follow(url: str) -> Reply:
+            async with asyncio.timeout(FOLLOW_S), aclosing(await self._head(url, target, body, LINE_S)) as response:
+                if response.status_code != HTTPStatus.OK:
+                    return await _reply(url, response)
+                left = b""
+                async for part in response.aiter_raw():
+                    *lines, left = (left + part).split(b"\n")
+                    for line in lines:
+                        tell(line)
+                    if len(left) > LINE_BYTES_MAX:
+                        raise ValueError("too long a line")
+                return Reply(url=url, instance=_instance(response), status=response.status_code)
 
-        return await self._run(self._followers, url, read, FOLLOW_S)
+        return await self._run(url, follow)
 
-    async def _all(self, wait_s: float, ask: Callable[[str], Reply]) -> list[Reply]:
-        requests = [self._run(self._workers, url, lambda url=url: ask(url), wait_s) for url in self.others()]  # type: ignore[misc]
-        return [reply for reply in await asyncio.gather(*requests) if reply.instance != self.instance]
+    async def _all(self, ask: Callable[[str], Awaitable[Reply]]) -> list[Reply]:
+        replies = await asyncio.gather(*(self._run(url, ask) for url in self.others()))
+        return [reply for reply in replies if reply.instance != self.instance]
 
-    async def _run(self, workers: Workers, url: str, work: Callable[[], Reply], wait_s: float) -> Reply:
+    async def _run(self, url: str, ask: Callable[[str], Awaitable[Reply]]) -> Reply:
         try:
-            reply = await workers.run(work, wait_s)
-        except (Problem, OSError, http.client.HTTPException, ValueError):
+            reply = await ask(url)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
             return Reply(url=url)
         if reply.instance == self.instance:
             self._own.add(url)
         return reply
 
-    def _opened(
-        self, url: str, target: str, body: bytes | None, wait_s: float, then_s: float | None = None
-    ) -> http.client.HTTPResponse:
-        """An answer after its head; `then_s` is the longest wait for each further part. Redirects are not followed:
-        they would take the password along. No proxy is used."""
-        parts = urlsplit(url)
-        connection = (
-            http.client.HTTPSConnection(parts.netloc, timeout=wait_s, context=self._context)
-            if parts.scheme == "https"
-            else http.client.HTTPConnection(parts.netloc, timeout=wait_s)
-        )
-        action = {} if body is None else {ACTION: "1", "Content-Type": "application/json"}
-        connection.request("GET" if body is None else "POST", parts.path + target, body, self._headers | action)
-        sock = connection.sock
-        response = connection.getresponse()  # the response holds the socket open; the connection does not
-        sock.settimeout(then_s or wait_s)
-        return response
-
-    def _reply(self, url: str, response: http.client.HTTPResponse) -> Reply:
-        with response:
-            text = response.read(ANSWER_BYTES_MAX + 1)
-        body = None
-        if len(text) <= ANSWER_BYTES_MAX:
-            with suppress(ValueError, RecursionError):
-                body = json.loads(text)
-        body = body if isinstance(body, dict) else None
-        return Reply(url=url, instance=_instance(response), status=response.status, body=body)
+    async def _head(self, url: str, target: str, body: bytes | None, wait_s: float) -> httpx.Response:
+        """An answer after its head; `wait_s` is the longest wait for it, and for each further part."""
+        method, action = ("GET", {}) if body is None else ("POST", {ACTION: "1", "Content-Type": "application/json"})
+        request = self._client.build_request(method, url + target, content=body, headers=action, timeout=wait_s)
+        return await self._client.send(request, stream=True)
 
 
-def _instance(response: http.client.HTTPResponse) -> str:
-    return response.headers.get(INSTANCE) or ""
+async def _reply(url: str, response: httpx.Response) -> Reply:
+    text, body = bytearray(), None
+    async for part in response.aiter_raw():
+        text += part
+        if len(text) > ANSWER_BYTES_MAX:
+            break
+    else:
+        with suppress(ValueError, RecursionError):
+            body = json.loads(text)
+    body = body if isinstance(body, dict) else None
+    return Reply(url=url, instance=_instance(response), status=response.status_code, body=body)
+
+
+def _instance(response: httpx.Response) -> str:
+    return str(response.headers.get(INSTANCE, ""))

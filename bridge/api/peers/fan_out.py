@@ -30,12 +30,11 @@ from bridge.api.models import LIMIT_DEFAULT
 from bridge.api.peers import merge
 from bridge.api.peers.client import FORWARDED, INSTANCE, THIS, Peers, Reply
 from bridge.api.problems import Problem
-from bridge.api.routing import PREFIX
+from bridge.api.source import BULK, PREFIX
 
 MESSAGE: Final = re.compile(r"/messages/[^/]+/[0-9]+/[0-9]+")
 ACTION_ON: Final = re.compile(rf"{MESSAGE.pattern}/(cancel|move|deliver|pause|resume)")
 DONE_BY_ALL: Final = re.compile(r"/targets/[^/]+/(pause|resume)")
-BULK: Final = re.compile(r"/messages/(cancel|move|deliver)")
 
 
 class FanOut:
@@ -60,7 +59,7 @@ class FanOut:
         is_merged = is_question and (path in merge.MERGED or path in merge.LISTS)
         is_owned = (is_question and MESSAGE.fullmatch(path)) or (is_action and ACTION_ON.fullmatch(path))
         is_for_all = is_action and DONE_BY_ALL.fullmatch(path) is not None
-        is_many = is_action and BULK.fullmatch(path) is not None
+        is_many = is_action and scope["path"] in BULK
         if sender is not None or not self._peers.urls or not (is_merged or is_owned or is_many or is_for_all):
             await self._app(scope, receive, named)
             return

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from bridge.api.application import application
 from bridge.api.files import MEDIA_TYPES, VIEWS, contents
 from bridge.errors import ConfigurationError
+from bridge.http.protection import Protection
 from bridge.settings.model import Settings
-from bridge.telemetry.http import Protection
 from tests.unit.bridge.api.fakes import Bridge
 
 FILES = {name: each.read_text() for name, each in contents()}

@@ -20,11 +20,11 @@ from bridge.api import cursor as cursors
 from bridge.api.actions import bulk
 from bridge.api.listener import Listener
 from bridge.api.peers import client, merge
-from bridge.api.peers.batches import BrokenOffError, read_export
+from bridge.api.peers.batches import BrokenOffError, as_file, read_export
 from bridge.commands.api_client import ApiClient
+from bridge.http.protection import Protection
 from bridge.settings.model import HttpSettings
 from bridge.telemetry.health import Phase
-from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import StoreSnapshot
 from bridge.wire.headers import NEVER_MS, NEXT_MS
 from dev.harness.waiting import wait_until
@@ -221,7 +221,7 @@ def test_a_bulk_action_ends_everywhere_when_its_client_goes(monkeypatch: pytest.
         each.store.rows = [message(n, partition=i) for n in range(30_000)]
     with capture_logs() as logs, instances(*made) as urls:
         with client_of(urls[0]).opened("messages/cancel", body={"all": True}) as response:
-            assert json.loads(response.readline())["done"] > 0
+            assert json.loads(as_file(response.iter_raw()).readline())["done"] > 0
         wait_until(lambda: len(logs) == 2, 20, lambda: str(logs))
     assert [each["outcome"] for each in logs] == ["broken off"] * 2
     assert all(0 < len(each.dispatcher.sent) < 30_000 for each in made if each.dispatcher)
@@ -267,10 +267,12 @@ def test_an_export_breaks_off_with_an_instance_that_does(monkeypatch: pytest.Mon
             closed.append(True)
 
     monkeypatch.setattr(other.store, "export", lambda *_, **__: Damaged())
-    with instances(one, other) as urls:
-        request = Request(f"{urls[0]}/api/v1/export", headers={"Authorization": f"Bearer {TOKEN}"})
-        with urlopen(request, timeout=30) as response, pytest.raises(BrokenOffError):
-            list(read_export(response))
+    with (
+        instances(one, other) as urls,
+        client_of(urls[0]).opened("export") as response,
+        pytest.raises(BrokenOffError),
+    ):
+        list(read_export(as_file(response.iter_raw())))
     assert closed
 
 

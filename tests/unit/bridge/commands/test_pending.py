@@ -19,16 +19,17 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from rich.console import Console
 from typer.testing import CliRunner
 
+from bridge.api.filters import Filters, LetterFilters
 from bridge.api.listener import Listener
 from bridge.commands import pending
 from bridge.commands.cli import app
-from bridge.telemetry.http import Protection
+from bridge.http.protection import Protection
 from tests.system.secure import Authority
 from tests.unit.bridge.api import fakes
-from timerstore.operations.find import PendingState
 
 HOSTILE: Final = "\x1b[2J\x9b31m\u202e\r\n\t[bold red]x[/]\x7f"
 MESSAGE: Final[dict[str, Any]] = {
@@ -139,19 +140,31 @@ def paged(total: int, size: int) -> Callable[[str, Query], Answer]:
 
 
 def test_filters_reach_the_api_as_they_are_meant(api: Api) -> None:
-    """By their names there; times as epoch milliseconds, a key as base64, the default target as an empty text."""
+    """By their names there; a key as base64, the default target as an empty text."""
     api.respond = lambda *_: answer({"count": 3, "exact": True})
     options = ["--id", "ä&=", "--origin", "delay/0/7", "--key", "k/1", "--target", "", "--state", "overdue"]
     options += ["--state", "rolled", "--due-from", "2027-01-31T08:00:00+08:00", "--due-until", "1801353600000"]
     assert invoke("pending", "count", *options, "--url", api.url)[:2] == (0, "3\n")
-    expected = [("origin", "delay/0/7"), ("id", "ä&="), ("key_base64", base64.b64encode(b"k/1").decode())]
-    expected += [("target", ""), ("due_from", "1801353600000"), ("due_until", "1801353600000")]
+    expected = [("id", "ä&="), ("origin", "delay/0/7"), ("key_base64", base64.b64encode(b"k/1").decode())]
+    expected += [("target", ""), ("due_from", "2027-01-31T08:00:00+08:00"), ("due_until", "1801353600000")]
     assert api.asked == [("/api/v1/count", [*expected, ("state", "overdue"), ("state", "rolled")])]
 
 
-def test_a_message_can_be_asked_for_by_every_state() -> None:
-    """The store's, by their names."""
-    assert {state.value for state in pending.StateOption} == set(PendingState)
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        *((("pending", name), Filters) for name in ("list", "count", "export", "cancel", "move", "deliver")),
+        (("schedules", "list"), Filters),
+        *((("dead-letters", name), LetterFilters) for name in ("list", "redrive")),
+    ],
+    ids=str,
+)
+def test_each_filter_of_the_api_is_an_option(command: tuple[str, str], model: type[BaseModel]) -> None:
+    """The commands have the filters of the API, with the same words."""
+    words = invoke(*command, "--help", env={"COLUMNS": "400", "TERM": "dumb"})[1]
+    for name, field in model.model_fields.items():
+        (line,) = [line for line in words.splitlines() if f"--{name.replace('_', '-')} " in line]
+        assert str(field.description) in line
 
 
 def test_a_list_asks_with_the_same_filters(api: Api) -> None:
