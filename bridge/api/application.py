@@ -206,7 +206,8 @@ def _add_messages(app: FastAPI, asked: Asked) -> None:
         if row is None:
             detail = f"{origin_text(*place)} is not pending here: it is finished, was never a message, or "
             raise Problem(HTTPStatus.NOT_FOUND, detail + "belongs to a partition of another instance.")
-        return models.MessageDetail.of_all(row, show_payloads=asked.show_payloads)
+        whole = models.bulk(row.headers, row.value, show_payloads=asked.show_payloads)
+        return models.MessageDetail.of(row, **whole)
 
     @app.get(f"{PREFIX}/count", operation_id="count", response_model_exclude_unset=True)
     async def count(filters: Annotated[Filters, Query()]) -> models.Counted:
@@ -269,12 +270,7 @@ def _problem(request: Request, error: Exception) -> Problem:
 
 
 def _target(report: TargetReport, pauses: PauseControl) -> models.TargetState:
-    pause = report.pause
-    paused = (
-        {}
-        if pause is None
-        else {"pause": models.PauseState(since=pause.changed_ms, until=pause.until_ms, reason=pause.why)}
-    )
+    pause = {} if report.pause is None else {"pause": models.PauseState.model_validate(report.pause)}
     return models.TargetState(
         name=report.name,
         partitions=report.partitions,
@@ -285,7 +281,7 @@ def _target(report: TargetReport, pauses: PauseControl) -> models.TargetState:
         retry_in_s=None if report.retry_s is None else round(report.retry_s, 1),
         paused=report.name in pauses.names(),
         pausable=not pauses.owns(report.name),
-        **paused,
+        **pause,
     )
 
 
@@ -329,13 +325,7 @@ def _summary(overview: Overview, phase: Phase, *, is_writable: bool) -> models.S
             for (topic, partition), lag in sorted(gauges.consumer_lag.items())
         ],
         retention_headroom_s=dict(gauges.retention_headroom_s),
-        disk=models.Disk(
-            bytes=gauges.disk_bytes,
-            free_bytes=gauges.disk_free_bytes,
-            segments=gauges.segments,
-            segment_bytes=gauges.segment_bytes,
-            full=gauges.disk_full,
-        ),
+        disk=models.Disk.model_validate(gauges),
         failing=[
             models.FailingTarget(name=name, reason=reason, partitions=partitions)
             for (name, reason), partitions in sorted(gauges.failing.items())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Self, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from bridge.api import cursor as cursors
 from bridge.api.filters import Filters, Text, parsed_parameter
 from bridge.telemetry.lateness import RecentLateness
-from bridge.wire.headers import parse_until
+from bridge.wire.headers import origin_text, parse_until
 from timerstore.operations.find import KEY_BYTES_MAX, ROWS_MAX, PendingRow, PendingState
 from timerstore.rows.sources import NamedPosition
 
@@ -146,56 +146,51 @@ def _header(header: tuple[str, bytes | None]) -> HeaderValue:
     return HeaderValue(name=name[:NAME_LENGTH_MAX], **blob)
 
 
+def _preview(value: bytes | None) -> Blob | None:
+    return None if value is None else Blob.of(value, PREVIEW_BYTES_MAX)
+
+
+Preview = Annotated[Blob | None, BeforeValidator(_preview)]
+"""The beginning of bytes."""
+
+
 class Message(BaseModel):
     """A pending message. `origin` is its first record; topic, partition and offset are those of its present record."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     topic: str
     partition: int
     offset: int
     origin: str = Field(description="topic/partition/offset")
-    due: int = Field(description="Its due time.")
-    at: int = Field(description="The time at which the bridge acts on it next; before `due` if it writes a copy.")
-    ts: int = Field(description="The timestamp of its present record.")
+    due: int = Field(validation_alias="due_ms", description="Its due time.")
+    at: int = Field(
+        validation_alias="at_ms",
+        description="The time at which the bridge acts on it next; before `due` if it writes a copy.",
+    )
+    ts: int = Field(validation_alias="ts_ms", description="The timestamp of its present record.")
     state: PendingState
     target: str = Field(description="Empty: the delay topic's default.")
     target_partition: int | None
-    key: Blob | None
+    key: Preview
     id: str | None
     rolls: int
-    attempts: int
+    attempts: int = Field(validation_alias="attempt")
     reason: str | None = Field(description="The reason why the last attempt failed.")
 
+    @field_validator("origin", mode="before")
     @classmethod
-    def of(cls, row: PendingRow) -> Self:
-        return cls(**cls._fields(row))
+    def _place(cls, offset: int, info: ValidationInfo) -> str:
+        return origin_text(info.data["topic"], info.data["partition"], offset)
 
-    @staticmethod
-    def _fields(row: PendingRow) -> dict[str, Any]:
-        return {
-            "topic": row.topic,
-            "partition": row.partition,
-            "offset": row.offset,
-            "origin": f"{row.topic}/{row.partition}/{row.origin}",
-            "due": row.due_ms,
-            "at": row.at_ms,
-            "ts": row.ts_ms,
-            "state": row.state,
-            "target": row.target,
-            "target_partition": row.target_partition,
-            "key": None if row.key is None else Blob.of(row.key, PREVIEW_BYTES_MAX),
-            "id": row.id,
-            "rolls": row.rolls,
-            "attempts": row.attempt,
-            "reason": row.reason,
-        }
+    @classmethod
+    def of(cls, row: PendingRow, **more: Any) -> Self:
+        """The message of a row, with `more` fields of the class."""
+        return cls.model_construct(**dict(Message.model_validate(row)), **more)
 
 
 class MessageDetail(Message, Bulk):
     """One message with its headers and value."""
-
-    @classmethod
-    def of_all(cls, row: PendingRow, *, show_payloads: bool) -> Self:
-        return cls(**cls._fields(row), **bulk(row.headers, row.value, show_payloads=show_payloads))
 
 
 class Messages(BaseModel):
@@ -217,9 +212,13 @@ class Counted(BaseModel):
 class PauseState(BaseModel):
     """A pause of a target."""
 
-    since: int
-    until: int | None = Field(description="Its end; null: it lasts until the target is resumed.")
-    reason: str = Field(description="The operator's reason.")
+    model_config = ConfigDict(from_attributes=True)
+
+    since: int = Field(validation_alias="changed_ms")
+    until: int | None = Field(
+        validation_alias="until_ms", description="Its end; null: it lasts until the target is resumed."
+    )
+    reason: str = Field(validation_alias="why", description="The operator's reason.")
 
 
 class TargetState(BaseModel):
@@ -291,11 +290,13 @@ class Lateness(BaseModel):
 class Disk(BaseModel):
     """The volume of the index."""
 
-    bytes: int | None
-    free_bytes: int | None
+    model_config = ConfigDict(from_attributes=True)
+
+    bytes: int | None = Field(validation_alias="disk_bytes")
+    free_bytes: int | None = Field(validation_alias="disk_free_bytes")
     segments: int
     segment_bytes: int
-    full: bool
+    full: bool = Field(validation_alias="disk_full")
 
 
 class Summary(BaseModel):

@@ -35,7 +35,7 @@ class RecurringMessage(Message):
         else:
             due = _next(schedule, row, is_start_given=is_start_given)
         is_paused = row.due_ms == h.NEVER_MS
-        return cls(**cls._fields(row), schedule=dict(texts), tick=row.tick, paused=is_paused, next=due)
+        return cls.of(row, schedule=dict(texts), tick=row.tick, paused=is_paused, next=due)
 
 
 class RecurringMessages(BaseModel):

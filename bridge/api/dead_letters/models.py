@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, StringConstraints
 
 from bridge.api import cursor as cursors
 from bridge.api.filters import LetterFilters, Text
-from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, Bulk, bulk, fitting_answer
+from bridge.api.models import LIMIT_DEFAULT, Bulk, Preview, fitting_answer
 from bridge.dead_letters.listing import LetterPage, PlacedLetter
 from bridge.wire.letters import RedriveReport
 from timerstore.rows.sources import SourceName
@@ -35,52 +35,36 @@ class LetterPageFilters(LetterFilters):
 class DeadLetter(BaseModel):
     """A dead letter. `topic`, `partition` and `offset` are those of its record in the dead-letter topic."""
 
-    topic: str
-    partition: int
-    offset: int
-    ts: int = Field(description="The time of its record.")
-    reason: str
-    detail: str = Field(description="The exact fault.")
-    origin: str = Field(description="topic/partition/offset of the message's first record.")
-    delay_topic: str
-    target: str = Field(description="Empty: the message named none.")
-    attempts: int
-    key: Blob | None
+    model_config = ConfigDict(from_attributes=True)
+
+    topic: str = Field(validation_alias=AliasPath("place", 0))
+    partition: int = Field(validation_alias=AliasPath("place", 1))
+    offset: int = Field(validation_alias=AliasPath("place", 2))
+    ts: int = Field(validation_alias="ts_ms", description="The time of its record.")
+    reason: str = Field(validation_alias=AliasPath("letter", "reason"))
+    detail: str = Field(validation_alias=AliasPath("letter", "detail"), description="The exact fault.")
+    origin: str = Field(
+        validation_alias=AliasPath("letter", "origin"),
+        description="topic/partition/offset of the message's first record.",
+    )
+    delay_topic: str = Field(validation_alias=AliasPath("letter", "topic"))
+    target: str = Field(validation_alias=AliasPath("letter", "target"), description="Empty: the message named none.")
+    attempts: int = Field(validation_alias=AliasPath("letter", "attempts"))
+    key: Preview
     cut: bool = Field(
-        description="true: the value was too large. Only the delay topic has the record, until its retention ends."
+        validation_alias=AliasPath("letter", "is_cut"),
+        description="true: the value was too large. Only the delay topic has the record, until its retention ends.",
     )
     redriven: bool | None = Field(description="Whether it was redriven; null: unknown, too many records follow it.")
 
     @classmethod
-    def of(cls, placed: PlacedLetter) -> Self:
-        return cls(**cls._fields(placed))
-
-    @staticmethod
-    def _fields(placed: PlacedLetter) -> dict[str, Any]:
-        (topic, partition, offset), letter = placed.place, placed.letter
-        return {
-            "topic": topic,
-            "partition": partition,
-            "offset": offset,
-            "ts": placed.ts_ms,
-            "reason": letter.reason,
-            "detail": letter.detail,
-            "origin": letter.origin,
-            "delay_topic": letter.topic,
-            "target": letter.target,
-            "attempts": letter.attempts,
-            "key": None if placed.key is None else Blob.of(placed.key, PREVIEW_BYTES_MAX),
-            "cut": letter.is_cut,
-            "redriven": placed.redriven,
-        }
+    def of(cls, placed: PlacedLetter, **more: Any) -> Self:
+        """The letter at its place, with `more` fields of the class."""
+        return cls.model_construct(**dict(DeadLetter.model_validate(placed)), **more)
 
 
 class DeadLetterDetail(DeadLetter, Bulk):
     """One dead letter with its headers and value."""
-
-    @classmethod
-    def of_all(cls, placed: PlacedLetter, *, show_payloads: bool) -> Self:
-        return cls(**cls._fields(placed), **bulk(placed.letter.headers, placed.value, show_payloads=show_payloads))
 
 
 class DeadLetters(BaseModel):

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Query, Request
 
 from bridge.api.dead_letters import models
 from bridge.api.filters import LetterFilters
+from bridge.api.models import bulk
 from bridge.api.problems import Problem
 from bridge.api.routing import (
     ACTION_REFUSALS,
@@ -71,7 +72,8 @@ def _add_questions(app: FastAPI, asked: Asked) -> None:
         letter = await _ask(asked, lambda letters: letters.get(place), REQUEST_S)
         if letter is None:
             raise Problem(HTTPStatus.NOT_FOUND, f"{origin_text(*place)} is not a dead letter.")
-        return models.DeadLetterDetail.of_all(letter, show_payloads=asked.show_payloads)
+        whole = bulk(letter.letter.headers, letter.value, show_payloads=asked.show_payloads)
+        return models.DeadLetterDetail.of(letter, **whole)
 
 
 def _add_redrives(app: FastAPI, asked: Asked) -> None:
