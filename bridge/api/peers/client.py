@@ -12,11 +12,12 @@ import json
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
 import httpx
+import structlog
 
 from bridge.api.guard import ACTION
 from bridge.api.peers.batches import as_file
@@ -38,6 +39,10 @@ ANSWER_BYTES_MAX: Final = 4 << 20
 LINE_BYTES_MAX: Final = 64 << 10
 CONNECTIONS_MAX: Final = 192
 """Enough for two bulk actions at the largest number of peers, and for as many questions as one bulk action."""
+ANSWERS: Final = (HTTPStatus.OK, HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+"""The statuses of a peer that is well."""
+
+log = structlog.get_logger("bridge.api.peers.client")
 
 
 class PeerStream:
@@ -68,7 +73,7 @@ class Reply:
     url: str
     instance: str = ""
     status: int = 0
-    body: Mapping[str, Any] | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
     stream: PeerStream | None = None
 
 
@@ -148,10 +153,13 @@ class Peers:
     async def _run(self, url: str, ask: Callable[[str], Awaitable[Reply]]) -> Reply:
         try:
             reply = await ask(url)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            log.warning("peer-unavailable", peer=url, reason=str(error) or type(error).__name__)
             return Reply(url=url)
         if reply.instance == self.instance:
             self._own.add(url)
+        elif reply.status not in ANSWERS:
+            log.warning("peer-unavailable", peer=url, reason=f"{reply.status}: {reply.body.get('detail')}")
         return reply
 
     async def _head(self, url: str, target: str, body: bytes | None, wait_s: float) -> httpx.Response:
@@ -162,16 +170,18 @@ class Peers:
 
 
 async def _reply(url: str, response: httpx.Response) -> Reply:
-    text, body = bytearray(), None
+    """The whole answer. Raises ValueError if it is not an answer of the API."""
+    text = bytearray()
     async for part in response.aiter_raw():
         text += part
         if len(text) > ANSWER_BYTES_MAX:
-            break
-    else:
-        with suppress(ValueError, RecursionError):
-            body = json.loads(text)
-    body = body if isinstance(body, dict) else None
-    return Reply(url=url, instance=_instance(response), status=response.status_code, body=body)
+            raise ValueError("too long an answer")
+    status, body = HTTPStatus(response.status_code), None
+    with suppress(ValueError, RecursionError):
+        body = json.loads(text)
+    if not isinstance(body, dict):
+        raise ValueError(f"{status.value} without a JSON object")
+    return Reply(url=url, instance=_instance(response), status=status, body=body)
 
 
 def _instance(response: httpx.Response) -> str:

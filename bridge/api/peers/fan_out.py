@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -86,8 +86,8 @@ class FanOut:
             return _answer(status, content)
         replies = await self._ask(scope, body)
         owner = next((reply for reply in replies if reply.status not in (0, 404, 503)), None)
-        if owner is not None and owner.body is not None:
-            return _answer(owner.status, dict(owner.body))
+        if owner is not None:
+            return _answer(owner.status, owner.body)
         silent = [reply.url for reply in replies if reply.status != HTTPStatus.NOT_FOUND]
         if not silent:
             return _answer(status, content)
@@ -99,7 +99,7 @@ class FanOut:
         target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
         return await self._peers.ask(target, body)
 
-    async def _local(self, scope: Scope, body: bytes | None) -> tuple[int, Any]:
+    async def _local(self, scope: Scope, body: bytes | None) -> tuple[int, Mapping[str, Any]]:
         status, parts = 0, bytearray()
 
         async def keep(message: Message) -> None:
@@ -152,8 +152,8 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _merged(path: str, scope: Scope, replies: Sequence[Reply]) -> Response:
-    answers = [dict(reply.body) for reply in replies if reply.status == HTTPStatus.OK and reply.body is not None]
-    silent = [reply.url for reply in replies if reply.status != HTTPStatus.OK or reply.body is None]
+    answers = [dict(reply.body) for reply in replies if reply.status == HTTPStatus.OK]
+    silent = [reply.url for reply in replies if reply.status != HTTPStatus.OK]
     if not answers:
         return _answer(HTTPStatus.SERVICE_UNAVAILABLE, replies[0].body)
     try:
@@ -171,18 +171,13 @@ def _merged(path: str, scope: Scope, replies: Sequence[Reply]) -> Response:
 def _done_by_all(replies: Sequence[Reply]) -> Response:
     first, *others = replies
     silent = [reply.url for reply in others if reply.status != HTTPStatus.OK]
-    if first.status != HTTPStatus.OK or first.body is None:
+    if first.status != HTTPStatus.OK:
         return _answer(first.status, first.body)
     return JSONResponse({**first.body, **({"incomplete": silent} if silent else {})})
 
 
-def _answer(status: int, content: Any) -> Response:
+def _answer(status: int, content: Mapping[str, Any]) -> Response:
     if status == HTTPStatus.OK:
         return JSONResponse(content)
-    detail = content.get("detail", "") if isinstance(content, dict) else ""
-    more = {
-        name: value
-        for name, value in (content.items() if isinstance(content, dict) else ())
-        if name not in ("type", "title", "status", "detail")
-    }
-    return Problem(HTTPStatus(status), detail, **more).response()
+    more = {name: value for name, value in content.items() if name not in ("status", "detail")}
+    return Problem(HTTPStatus(status), content.get("detail", ""), **more).response()

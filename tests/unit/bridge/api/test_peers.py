@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,6 +153,42 @@ def test_an_instance_that_does_not_answer_is_named() -> None:
         assert ask(urls[1], "count")[1] == {"count": 10, "exact": True, "incomplete": ["this instance", gone]}
         one.store = None
         assert ask(urls[1], "count")[0] == 503
+
+
+@pytest.mark.fault("other instances that do not answer")
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (httpx.ConnectError("Connection refused"), "Connection refused"),
+        (httpx.ReadTimeout(""), "ReadTimeout"),
+        (httpx.Response(401, json={"detail": "Send the user."}), "401: Send the user."),
+        (httpx.Response(503, json={"detail": "Catching up."}), "503: Catching up."),
+        (httpx.Response(502, text="<html>"), "502 without a JSON object"),
+        (httpx.Response(200, json=[]), "200 without a JSON object"),
+        (httpx.Response(520, json={}), "520 is not a valid HTTPStatus"),
+        (httpx.Response(200, json={"count": 1}), None),
+        (httpx.Response(404, json={"detail": "Not here."}), None),
+        (httpx.Response(508, json={}, headers={client.INSTANCE: "me"}), None),
+    ],
+)
+def test_the_reason_for_a_missing_answer_is_in_the_log(answer: Any, reason: str | None) -> None:
+    """The log has the reason why an instance did not answer, or refused to; none for its answers, and for this one."""
+
+    async def asked() -> None:
+        def handle(_: httpx.Request) -> httpx.Response:
+            if isinstance(answer, Exception):
+                raise answer
+            return httpx.Response(answer.status_code, headers=answer.headers, stream=answer.stream)
+
+        peers = client.Peers(["http://it"], "me", Protection())
+        peers._client = httpx.AsyncClient(transport=httpx.MockTransport(handle))
+        await peers.ask("/api/v1/count", None)
+
+    with capture_logs() as logs:
+        asyncio.run(asked())
+    assert [(line["event"], line["peer"], line["reason"]) for line in logs] == (
+        [] if reason is None else [("peer-unavailable", "http://it", reason)]
+    )
 
 
 def client_of(url: str) -> ApiClient:
