@@ -212,9 +212,7 @@ def _add_messages(app: FastAPI, asked: Asked) -> None:
     @app.get(f"{PREFIX}/count", operation_id="count", response_model_exclude_unset=True)
     async def count(filters: Annotated[Filters, Query()]) -> models.Counted:
         """The number of matching messages."""
-        query = asked.query(**checked(filters.values))
-        matching = await asked.ask(lambda store: store.count_where(query, asked.source.now_ms()))
-        return models.Counted(count=matching.rows, exact=matching.is_exact)
+        return await asked.count(asked.query(**checked(filters.values)))
 
     @app.get(f"{PREFIX}/timeline", operation_id="timeline", response_model_exclude_unset=True)
     async def timeline(wanted: Annotated[models.Edges, Query()]) -> models.Timeline:
@@ -269,22 +267,6 @@ def _problem(request: Request, error: Exception) -> Problem:
     return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "This is a bug of the bridge: its log has the details.")
 
 
-def _target(report: TargetReport, pauses: PauseControl) -> models.TargetState:
-    pause = {} if report.pause is None else {"pause": models.PauseState.model_validate(report.pause)}
-    return models.TargetState(
-        name=report.name,
-        partitions=report.partitions,
-        failing_partitions=report.failing_partitions,
-        reason=None if report.reason is None else str(report.reason),
-        detail=report.detail,
-        open_breakers=report.open_breakers,
-        retry_in_s=None if report.retry_s is None else round(report.retry_s, 1),
-        paused=report.name in pauses.names(),
-        pausable=not pauses.owns(report.name),
-        **pause,
-    )
-
-
 def _one(store: PendingMessages, query: find.Query, now_ms: int) -> find.PendingRow | None:
     after = None
     for _ in range(PAGES_MAX):
@@ -298,40 +280,28 @@ def _one(store: PendingMessages, query: find.Query, now_ms: int) -> find.Pending
     raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)
 
 
+def _target(report: TargetReport, pauses: PauseControl) -> models.TargetState:
+    pause = {} if report.pause is None else {"pause_in_force": report.pause}
+    is_paused, is_foreign = report.name in pauses.names(), not pauses.owns(report.name)
+    return models.TargetState.of(report, paused=is_paused, pausable=is_foreign, **pause)
+
+
 def _summary(overview: Overview, phase: Phase, *, is_writable: bool) -> models.Summary:
     gauges = overview.gauges
-    return models.Summary(
+    by_time = zip(TIME_TO_GO, gauges.pending_by_time_to_go, strict=True)
+    return models.Summary.of(
+        overview,
+        gauges,
+        phase,
         writable=is_writable,
-        now=overview.now_ms,
-        phase=phase.name,
-        ready=phase.ready,
-        reasons=list(phase.reasons),
-        reader=phase.reader,
-        pending=gauges.pending_total,
-        schedules=gauges.schedules,
-        overdue=overview.overdue,
-        oldest_overdue_s=gauges.oldest_overdue_s,
-        next_at=overview.next_at_ms,
-        lateness=None if overview.lateness is None else models.Lateness.of(overview.lateness),
-        by_target=dict(overview.by_target),
-        by_time_to_go=[
-            models.TimeToGo(until=until, pending=pending)
-            for until, pending in zip(TIME_TO_GO, gauges.pending_by_time_to_go, strict=True)
-        ],
+        by_time_to_go=[{"until": until, "pending": pending} for until, pending in by_time],
         partitions=[
-            models.PartitionState(
-                topic=topic, partition=partition, lag=lag, behind_s=overview.behind_s.get((topic, partition), 0.0)
-            )
-            for (topic, partition), lag in sorted(gauges.consumer_lag.items())
+            {"topic": place[0], "partition": place[1], "lag": lag, "behind_s": overview.behind_s.get(place, 0.0)}
+            for place, lag in sorted(gauges.consumer_lag.items())
         ],
-        retention_headroom_s=dict(gauges.retention_headroom_s),
-        disk=models.Disk.model_validate(gauges),
-        failing=[
-            models.FailingTarget(name=name, reason=reason, partitions=partitions)
-            for (name, reason), partitions in sorted(gauges.failing.items())
-        ],
+        failing=[{"name": n, "reason": r, "partitions": count} for (n, r), count in sorted(gauges.failing.items())],
         paused=[
-            models.PausedTarget(name=name, paused_s=round(paused_s, 1))
+            {"name": name, "paused_s": paused_s}
             for name, paused_s in sorted(gauges.paused_s.items(), key=lambda item: -item[1])
         ],
     )

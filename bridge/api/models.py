@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 from bridge.api import cursor as cursors
 from bridge.api.filters import Filters, Text, parsed_parameter
-from bridge.telemetry.lateness import RecentLateness
 from bridge.wire.headers import origin_text, parse_until
-from timerstore.operations.find import KEY_BYTES_MAX, ROWS_MAX, PendingRow, PendingState
+from timerstore.operations.find import KEY_BYTES_MAX, ROWS_MAX, PendingState
 from timerstore.rows.sources import NamedPosition
 
 PREVIEW_BYTES_MAX: Final = KEY_BYTES_MAX
@@ -44,6 +52,32 @@ class PageFilters(Filters):
 
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class View(BaseModel):
+    """A model with the attributes of other objects, which the aliases of its fields name."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    @classmethod
+    def of(cls, *sources: object, **more: Any) -> Self:
+        """The model of `more`, and of the first of the sources that has an attribute."""
+        return cls.model_validate(_Attributes(sources, more))
+
+
+class _Attributes:
+    def __init__(self, sources: Sequence[object], more: Mapping[str, Any]) -> None:
+        self.__dict__.update(more, _sources=sources)
+
+    def __getattr__(self, name: str) -> Any:
+        for source in self._sources:
+            with suppress(AttributeError):
+                return getattr(source, name)
+        raise AttributeError(name)
+
+
+Tenths = Annotated[float, AfterValidator(lambda number: round(number, 1))]
+"""A number of a few digits, for people."""
 
 
 def fitting_answer(items: Iterable[M]) -> list[M]:
@@ -154,10 +188,8 @@ Preview = Annotated[Blob | None, BeforeValidator(_preview)]
 """The beginning of bytes."""
 
 
-class Message(BaseModel):
+class Message(View):
     """A pending message. `origin` is its first record; topic, partition and offset are those of its present record."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     topic: str
     partition: int
@@ -183,11 +215,6 @@ class Message(BaseModel):
     def _place(cls, offset: int, info: ValidationInfo) -> str:
         return origin_text(info.data["topic"], info.data["partition"], offset)
 
-    @classmethod
-    def of(cls, row: PendingRow, **more: Any) -> Self:
-        """The message of a row, with `more` fields of the class."""
-        return cls.model_construct(**dict(Message.model_validate(row)), **more)
-
 
 class MessageDetail(Message, Bulk):
     """One message with its headers and value."""
@@ -201,18 +228,16 @@ class Messages(BaseModel):
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
-class Counted(BaseModel):
+class Counted(View):
     """The number of matching messages; a lower bound unless `exact`."""
 
-    count: int
-    exact: bool
+    count: int = Field(validation_alias="rows")
+    exact: bool = Field(validation_alias="is_exact")
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
-class PauseState(BaseModel):
+class PauseState(View):
     """A pause of a target."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     since: int = Field(validation_alias="changed_ms")
     until: int | None = Field(
@@ -221,7 +246,7 @@ class PauseState(BaseModel):
     reason: str = Field(validation_alias="why", description="The operator's reason.")
 
 
-class TargetState(BaseModel):
+class TargetState(View):
     """A target that the bridge has used, and its failures."""
 
     name: str
@@ -230,9 +255,13 @@ class TargetState(BaseModel):
     reason: str | None
     detail: str | None = Field(description="The last error.")
     open_breakers: int = Field(description="Open breakers, of single partitions or of the whole topic.")
-    retry_in_s: float | None = Field(description="The time until the next attempt at one of them.")
+    retry_in_s: Tenths | None = Field(
+        validation_alias="retry_s", description="The time until the next attempt at one of them."
+    )
     paused: bool = Field(description="true: an operator has paused it, and its messages wait.")
-    pause: PauseState | None = Field(default=None, description="Absent without a pause.")
+    pause: PauseState | None = Field(
+        default=None, validation_alias="pause_in_force", description="Absent without a pause."
+    )
     pausable: bool = Field(description="false: it is a topic of the bridge itself, such as a delay topic.")
 
 
@@ -264,7 +293,7 @@ class PausedTarget(BaseModel):
     """A target that an operator has paused."""
 
     name: str
-    paused_s: float = Field(description="The time since the pause began.")
+    paused_s: Tenths = Field(description="The time since the pause began.")
 
 
 class TimeToGo(BaseModel):
@@ -274,23 +303,16 @@ class TimeToGo(BaseModel):
     pending: int
 
 
-class Lateness(BaseModel):
+class Lateness(View):
     """The lateness of the messages that were delivered in the last `over_s` seconds."""
 
     delivered: int
-    p99_ms: float | None = Field(description="null: no message was delivered.")
-    over_s: float = Field(description="Little more than five minutes at most.")
-
-    @classmethod
-    def of(cls, recent: RecentLateness) -> Self:
-        p99_ms = None if recent.p99_ms is None else round(recent.p99_ms, 1)
-        return cls(delivered=recent.delivered, p99_ms=p99_ms, over_s=round(recent.over_s, 1))
+    p99_ms: Tenths | None = Field(description="null: no message was delivered.")
+    over_s: Tenths = Field(description="Little more than five minutes at most.")
 
 
-class Disk(BaseModel):
+class Disk(View):
     """The volume of the index."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     bytes: int | None = Field(validation_alias="disk_bytes")
     free_bytes: int | None = Field(validation_alias="disk_free_bytes")
@@ -299,26 +321,28 @@ class Disk(BaseModel):
     full: bool = Field(validation_alias="disk_full")
 
 
-class Summary(BaseModel):
+class Summary(View):
     """The state of this instance."""
 
     writable: bool = Field(description="Whether actions are allowed (http.api: write).")
-    now: int
-    phase: str
+    now: int = Field(validation_alias="now_ms")
+    phase: str = Field(validation_alias="name")
     ready: bool
     reasons: list[str]
     reader: str | None = Field(description="The present reader of the delay topics: spark or plain.")
-    pending: int
+    pending: int = Field(validation_alias="pending_total")
     schedules: int = Field(description="The number of recurring messages among them.")
     overdue: int = Field(description="The number with a time `at` before the start of the clock's current ten seconds.")
     oldest_overdue_s: float
-    next_at: int | None = Field(description="The time at which the next message comes up, to ten seconds.")
+    next_at: int | None = Field(
+        validation_alias="next_at_ms", description="The time at which the next message comes up, to ten seconds."
+    )
     lateness: Lateness | None
     by_target: dict[str, int] = Field(description='The largest targets; "" is the delay topic\'s default.')
     by_time_to_go: list[TimeToGo]
     partitions: list[PartitionState]
     retention_headroom_s: dict[str, float]
-    disk: Disk
+    disk: Disk = Field(validation_alias="gauges")
     failing: list[FailingTarget]
     paused: list[PausedTarget] = Field(default=[], description="The longest first.")
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)

@@ -99,6 +99,10 @@ class Asked:
         store = self.pending()
         return await self.workers.run(lambda: work(store))
 
+    async def count(self, query: Query) -> models.Counted:
+        """The number of messages of a query."""
+        return models.Counted.of(await self.ask(lambda store: store.count_where(query, self.source.now_ms())))
+
     async def page(
         self, filters: models.PageFilters, shown: Callable[[PendingRow], M], *, recurring: bool = False
     ) -> tuple[list[M], str | None]:

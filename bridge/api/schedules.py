@@ -34,8 +34,7 @@ class RecurringMessage(Message):
             due: list[int] = []
         else:
             due = _next(schedule, row, is_start_given=is_start_given)
-        is_paused = row.due_ms == h.NEVER_MS
-        return cls.of(row, schedule=dict(texts), tick=row.tick, paused=is_paused, next=due)
+        return cls.of(row, schedule=dict(texts), paused=row.due_ms == h.NEVER_MS, next=due)
 
 
 class RecurringMessages(BaseModel):

@@ -138,15 +138,14 @@ class _Actions:
         except BridgeError as error:
             raise unavailable(error) from None
         note(request, action, name, outcome=done.outcome.value, count=done.count)
-        return Acted.of(done, name)
+        return Acted.of(done, origin=name)
 
     async def act_on_many(self, request: Request, action: str, which: Many, due_ms: Due) -> Response:
         """Act on all matching messages, at all instances, or count them."""
         must_choose(which, Filters, all=which.all)
         query, after = self._asked.query(**checked(which.values)), checked(which.after_position)
         if which.dry_run:
-            count = await self._asked.ask(lambda store: store.count_where(query, self.now_ms()))
-            return JSONResponse(models.Counted(count=count.rows, exact=count.is_exact).model_dump(exclude_unset=True))
+            return JSONResponse((await self._asked.count(query)).model_dump(exclude_unset=True))
         others, store, commands = (
             self._asked.others(request),
             self._asked.source.pending(),

@@ -9,8 +9,8 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, StringConstraints
 
 from bridge.api import cursor as cursors
 from bridge.api.filters import LetterFilters, Text
-from bridge.api.models import LIMIT_DEFAULT, Bulk, Preview, fitting_answer
-from bridge.dead_letters.listing import LetterPage, PlacedLetter
+from bridge.api.models import LIMIT_DEFAULT, Bulk, Preview, View, fitting_answer
+from bridge.dead_letters.listing import LetterPage
 from bridge.wire.letters import RedriveReport
 from timerstore.rows.sources import SourceName
 
@@ -32,10 +32,8 @@ class LetterPageFilters(LetterFilters):
         return None if self.cursor is None else cursors.read_below(self.cursor)
 
 
-class DeadLetter(BaseModel):
+class DeadLetter(View):
     """A dead letter. `topic`, `partition` and `offset` are those of its record in the dead-letter topic."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     topic: str = Field(validation_alias=AliasPath("place", 0))
     partition: int = Field(validation_alias=AliasPath("place", 1))
@@ -56,11 +54,6 @@ class DeadLetter(BaseModel):
         description="true: the value was too large. Only the delay topic has the record, until its retention ends.",
     )
     redriven: bool | None = Field(description="Whether it was redriven; null: unknown, too many records follow it.")
-
-    @classmethod
-    def of(cls, placed: PlacedLetter, **more: Any) -> Self:
-        """The letter at its place, with `more` fields of the class."""
-        return cls.model_construct(**dict(DeadLetter.model_validate(placed)), **more)
 
 
 class DeadLetterDetail(DeadLetter, Bulk):
