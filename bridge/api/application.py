@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from itertools import pairwise
 from typing import Annotated, Any, Final
@@ -19,10 +19,9 @@ from bridge import __version__
 from bridge.api import files, models
 from bridge.api.actions.messages import add_message_actions
 from bridge.api.actions.targets import add_target_actions
-from bridge.api.dead_letters.models import LetterPageFilters
 from bridge.api.dead_letters.routes import add_dead_letters
 from bridge.api.export import add_export
-from bridge.api.filters import Filters, LetterFilters
+from bridge.api.filters import Filters
 from bridge.api.guard import ACTION, Guard
 from bridge.api.peers.client import Peers
 from bridge.api.peers.fan_out import FanOut
@@ -57,16 +56,6 @@ ACTION_HEADER: Final = {
     "description": "Proves that the request does not come from a page of another site.",
     "schema": {"type": "string", "enum": ["1"]},
 }
-_PARAMETERS: Final[Mapping[str, Collection[str]]] = {
-    "/messages": models.PageFilters.model_fields,
-    "/schedules": models.PageFilters.model_fields,
-    "/count": Filters.model_fields,
-    "/export": Filters.model_fields,
-    "/timeline": models.Edges.model_fields,
-    "/dead-letters": LetterPageFilters.model_fields,
-    "/dead-letters/count": LetterFilters.model_fields,
-}
-"""The parameters by path, for the answer to a misspelled one."""
 
 log = structlog.get_logger("bridge.api.application")
 
@@ -226,9 +215,16 @@ def _add_messages(app: FastAPI, asked: Asked) -> None:
 async def _once(request: Request) -> None:
     """Refuse a parameter that is given twice, unless it is a list: one value would be ignored."""
     counts = Counter(name for name, _ in request.query_params.multi_items())
-    twice = sorted(name for name, n in counts.items() if n > 1 and name not in ("state", "edge", "reason"))
-    if twice:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"{', '.join(twice)[:200]}: give it once.")
+    if counts and max(counts.values()) > 1:
+        lists = [name for name, schema in _parameters(request).items() if schema.get("type") == "array"]
+        if twice := sorted(name for name, n in counts.items() if n > 1 and name not in lists):
+            raise Problem(HTTPStatus.BAD_REQUEST, f"{', '.join(twice)[:200]}: give it once.")
+
+
+def _parameters(request: Request) -> dict[str, dict[str, Any]]:
+    """The schemas of the parameters of a question, by name."""
+    path = request.app.openapi()["paths"].get(request.url.path, {})
+    return {each["name"]: each["schema"] for each in path.get("get", {}).get("parameters", ())}
 
 
 async def _answer(request: Request, error: Exception) -> JSONResponse:
@@ -247,7 +243,7 @@ def _problem(request: Request, error: Exception) -> Problem:
             faults = [
                 f"{'.'.join(map(str, fault['loc'][1:])) or fault['loc'][0]}: {fault['msg']}" for fault in error.errors()
             ]
-            parameters = ", ".join(_PARAMETERS.get(request.url.path.removeprefix(PREFIX), ()))
+            parameters = ", ".join(_parameters(request))
             detail = f"{'; '.join(faults)[:1000]}.{parameters and f' The parameters are: {parameters}.'}"
             return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         case HTTPException(status_code=404):

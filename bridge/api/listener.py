@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from bridge.api.source import BULK, EXPORT, Source
-from bridge.errors import EnvironmentFailure
-from bridge.http.listening import failure_reason, hint_for, host_and_port, listening
+from bridge.http.listening import listening
 from bridge.http.logins import Logins
 from bridge.http.protection import Protection
 from bridge.http.server import ConnectionLimits, HttpListener, send_answer
@@ -51,14 +50,7 @@ class Listener(HttpListener):
         beat: Beat = unwatched,
     ) -> None:
         """For port 0 the system chooses. Raises EnvironmentFailure if it cannot listen on the port."""
-        try:
-            listener = listening(host, port)
-        except OSError as error:
-            raise EnvironmentFailure(
-                f"cannot listen on {host_and_port(host, port)}: {failure_reason(error)}",
-                hint=hint_for(error, "http.api_port"),
-                code="DB-3035",
-            ) from None
+        listener = listening(host, port, "http.api_port")
         make = partial(
             _application, source, protection, names=(host, socket.gethostname()), show_payloads=show_payloads,
             is_writable=is_writable, peers=peers, instance=instance, logins=logins, base_path=base_path,

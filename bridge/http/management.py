@@ -13,8 +13,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from bridge.errors import EnvironmentFailure
-from bridge.http.listening import failure_reason, hint_for, host_and_port, listening
+from bridge.http.listening import listening
 from bridge.http.logins import Logins
 from bridge.http.protection import WHO, Protection
 from bridge.http.server import ConnectionLimits, HttpListener, send_answer
@@ -46,14 +45,7 @@ class ManagementServer(HttpListener):
         self._health, self._registry = health, registry
         self._protection, self._logins = protection or Protection(), logins or Logins()
         self._workers = Workers(SCRAPES_MAX, "scrapes")
-        try:
-            listener = listening(host, port)
-        except OSError as error:
-            raise EnvironmentFailure(
-                f"cannot listen on {host_and_port(host, port)}: {failure_reason(error)}",
-                hint=hint_for(error, "http.port"),
-                code="DB-3029",
-            ) from None
+        listener = listening(host, port, "http.port")
         super().__init__(self._serve, listener, "http", LIMITS, self._protection.certificate)
 
     async def _serve(self, scope: Any, _receive: Any, send: Any) -> None:

@@ -50,7 +50,7 @@ def test_all_addresses_of_a_machine_without_ipv6_are_ipv4(monkeypatch: pytest.Mo
             return create(*address, family=family, **more)
 
         monkeypatch.setattr(socket, "create_server", without)
-        with listening("::", 0) as found:
+        with listening("::", 0, "http.port") as found:
             socket.create_connection(("127.0.0.1", found.getsockname()[1]), timeout=10).close()
 
 
