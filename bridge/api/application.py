@@ -167,10 +167,8 @@ def _add_states(app: FastAPI, asked: Asked) -> None:
     @app.get(f"{PREFIX}/targets", operation_id="targets", response_model_exclude_unset=True)
     async def targets() -> models.TargetStates:
         """The recently used targets, failing ones first."""
-        pauses = source.pauses()
-        used = {report.name: report for report in await asked.workers.run(source.targets)}
-        unused = [TargetReport(name=name, partitions=0) for name in sorted(pauses.names() - used.keys())]
-        return models.TargetStates(targets=[_target(report, pauses) for report in (*unused, *used.values())])
+        reports = await asked.workers.run(source.targets)
+        return models.TargetStates(targets=[_target(report, source.pauses()) for report in reports])
 
 
 def _add_messages(app: FastAPI, asked: Asked) -> None:
@@ -278,8 +276,7 @@ def _one(store: PendingMessages, query: find.Query, now_ms: int) -> find.Pending
 
 def _target(report: TargetReport, pauses: PauseControl) -> models.TargetState:
     pause = {} if report.pause is None else {"pause_in_force": report.pause}
-    is_paused, is_foreign = report.name in pauses.names(), not pauses.owns(report.name)
-    return models.TargetState.of(report, paused=is_paused, pausable=is_foreign, **pause)
+    return models.TargetState.of(report, paused=bool(pause), pausable=not pauses.owns(report.name), **pause)
 
 
 def _summary(overview: Overview, phase: Phase, *, is_writable: bool) -> models.Summary:

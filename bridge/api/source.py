@@ -152,7 +152,7 @@ class Source(Protocol):
         """The totals; None whenever `pending` is None."""
 
     def targets(self) -> Sequence[TargetReport]:
-        """The known targets, failing ones first."""
+        """The known and the paused targets, failing ones first."""
 
     def commands(self) -> CommandChannel | None:
         """The writer of commands; None until delivery runs, and between two assignments. At once."""

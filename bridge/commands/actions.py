@@ -64,12 +64,9 @@ class Mode:
         body: dict[str, Any] = {**chosen, **when, "all": self.everything}
         if self.dry_run or not self.yes:
             counted = api.post(f"messages/{action}", body | {"dry_run": True})
-            if self.dry_run and self.output is pending.OutputFormat.JSON:
-                say(pending.as_json(counted))
-                return
             number = f"{'' if counted.get('exact') is True else 'at least '}{counted.get('count')}"
             if self.dry_run:
-                say(number)
+                pending.print_answer(counted, self.output, number)
                 return
             confirm(f"{action} {number} messages?")
         _act_on_many(api, action, body | ({} if self.cursor is None else {"cursor": self.cursor}), self.output)
@@ -160,7 +157,7 @@ def _put(
             raise typer.Exit(1)
         done = api.post(f"targets/{quote(name, safe='')}/{action}", body)
         changed = "" if done.get("changed") is True else " already"
-        say(pending.as_json(done) if output is pending.OutputFormat.JSON else f"{name} is{changed} {action}d")
+        pending.print_answer(done, output, f"{name} is{changed} {action}d")
 
 
 def _is_known(api: ApiClient, target: str) -> bool:
@@ -206,7 +203,7 @@ def _act_on_one(
     outcome = done.get("outcome")
     if not isinstance(outcome, str):
         raise api.foreign()
-    say(pending.as_json(done) if output is pending.OutputFormat.JSON else f"{origin}: {outcome}")
+    pending.print_answer(done, output, f"{origin}: {outcome}")
     if outcome not in CHANGED:
         raise typer.Exit(1)
 
@@ -219,10 +216,8 @@ def _act_on_many(api: ApiClient, action: str, body: Mapping[str, Any], output: p
     outcomes = last.get("outcomes")
     if not isinstance(outcomes, dict):
         raise api.foreign()
-    if output is pending.OutputFormat.JSON:
-        say(pending.as_json(last))
-    else:
-        say(", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()) or "no matching messages")
+    text = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items())
+    pending.print_answer(last, output, text or "no matching messages")
     if last.get("complete") is not True:
         more = f"; continue with --cursor {last['cursor']}" if last.get("cursor") else ""
         say(f"ended early: {last.get('error') or 'the bridge broke off'}{more}", err=True)

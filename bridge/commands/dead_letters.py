@@ -111,11 +111,7 @@ def ask_redrive(
 
 def _redrive_one(api: ApiClient, place: str, mend: dict[str, Any], output: pending.OutputFormat) -> None:
     done = api.post(f"{_path(place)}/redrive", mend)
-    say(
-        pending.as_json(done)
-        if output is pending.OutputFormat.JSON
-        else f"{place}: {pending.shown(done.get('outcome'))}"
-    )
+    pending.print_answer(done, output, f"{place}: {pending.shown(done.get('outcome'))}")
     if done.get("outcome") not in ("redriven", "redriven-before"):
         raise typer.Exit(1)
 

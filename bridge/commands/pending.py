@@ -161,11 +161,7 @@ def count_messages(
         answer = api.get("count", parameters_of(filters))
         if not isinstance(answer.get("count"), int) or not isinstance(answer.get("exact"), bool):
             raise api.foreign()
-        say(
-            as_json(answer)
-            if output is OutputFormat.JSON
-            else f"{'' if answer['exact'] else 'at least '}{answer['count']}"
-        )
+        print_answer(answer, output, f"{'' if answer['exact'] else 'at least '}{answer['count']}")
 
 
 @app.command("export")
@@ -300,6 +296,11 @@ def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def _row(message: Mapping[str, Any]) -> list[str]:
     others = [shown(message.get(name)) for name in COLUMNS[2:]]
     return [shown(message.get("origin")), format_time(message.get("due")), *others]
+
+
+def print_answer(answer: Mapping[str, Any], output: OutputFormat, text: str) -> None:
+    """Print an answer as JSON, or its text for people."""
+    say(as_json(answer) if output is OutputFormat.JSON else text)
 
 
 def print_one(item: Mapping[str, Any], output: OutputFormat) -> None:

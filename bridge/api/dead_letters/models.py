@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self
 
@@ -133,6 +134,11 @@ class LetterCount(BaseModel):
     target: str
     count: int
 
+    @classmethod
+    def of(cls, counts: Iterable[tuple[tuple[str, str], int]]) -> list[Self]:
+        """The numbers by reason and target."""
+        return [cls(reason=reason, target=target, count=count) for (reason, target), count in counts]
+
 
 class LettersCounted(BaseModel):
     """The number of matching letters, by reason and target."""
@@ -145,8 +151,7 @@ class LettersCounted(BaseModel):
     def of(cls, report: RedriveReport) -> Self:
         """The numbers from the report of a dry run."""
         left = report.back + report.broken
-        by = [LetterCount(reason=reason, target=target, count=n) for (reason, target), n in left.most_common()]
-        return cls(count=left.total(), by=by, redriven=report.before)
+        return cls(count=left.total(), by=LetterCount.of(left.most_common()), redriven=report.before)
 
 
 class ManyRedriven(BaseModel):
@@ -162,11 +167,12 @@ class ManyRedriven(BaseModel):
 
     @classmethod
     def of(cls, report: RedriveReport, *, dry_run: bool) -> Self:
-        by, broken = (
-            [LetterCount(reason=reason, target=target, count=n) for (reason, target), n in sorted(counts.items())]
-            for counts in (report.back, report.broken)
-        )
-        count = sum(report.back.values())
         return cls(
-            count=count, exact=True, dry_run=dry_run, by=by, broken=broken, before=report.before, foreign=report.foreign
+            count=report.back.total(),
+            exact=True,
+            dry_run=dry_run,
+            by=LetterCount.of(sorted(report.back.items())),
+            broken=LetterCount.of(sorted(report.broken.items())),
+            before=report.before,
+            foreign=report.foreign,
         )
