@@ -101,18 +101,23 @@ class ApiClient:
         except UnicodeEncodeError:
             hint = "Only keys may have other bytes: --key-base64."
             raise ConfigurationError("an option is not UTF-8", hint=hint, code="DB-1003") from None
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise self._silent(error) from None
         try:
             with closing(self._client.send(request, stream=True)) as response:
                 if not response.is_success:
                     raise self._refusal(response)
                 yield response
-        except (OSError, httpx.HTTPError) as error:
-            raise EnvironmentFailure(
-                f"{self.address} does not answer",
-                hint="Is the bridge running, and its API on? --url names another address.",
-                reason=str(error) or type(error).__name__,
-                code="DB-1015",
-            ) from None
+        except (OSError, httpx.HTTPError, UnicodeError) as error:
+            raise self._silent(error) from None
+
+    def _silent(self, error: Exception) -> EnvironmentFailure:
+        return EnvironmentFailure(
+            f"{self.address} does not answer",
+            hint="Is the bridge running, and its API on? --url names another address.",
+            reason=str(error) or type(error).__name__,
+            code="DB-1015",
+        )
 
     def _object(self, body: bytes) -> dict[str, Any]:
         if (answer := _object(body)) is None:

@@ -90,7 +90,7 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
-    for chatty in ("httpx", "py4j", "pyspark", "urllib3"):
+    for chatty in ("httpcore", "httpx", "py4j", "pyspark", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # A failed call to Spark raises its error. This logger would add a traceback for every call that a stop cuts off.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)

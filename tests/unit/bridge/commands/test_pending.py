@@ -377,6 +377,21 @@ def test_a_bridge_that_is_down_is_status_3() -> None:
     assert err.startswith(f"delay-bridge: DB-1015 {url} does not answer (reason=")
 
 
+@pytest.mark.parametrize("host", ["a..b", "xn--zzzzzz", "a" * 64], ids=["empty label", "no IDNA name", "long label"])
+def test_a_host_name_that_cannot_exist_is_status_3(host: str) -> None:
+    """The line has the address and the reason."""
+    status, out, err = invoke("pending", "list", "--url", f"http://{host}:1")
+    assert (status, out, err.count("\n")) == (3, "", 1)
+    assert err.startswith(f"delay-bridge: DB-1015 http://{host}:1 does not answer (reason=")
+
+
+def test_filters_that_fill_no_url_are_status_3() -> None:
+    """They end no command with a traceback."""
+    long = "ä" * 8_000
+    status, out, err = invoke("pending", "list", "--url", "http://127.0.0.1:1", "--id", long, "--target", long)
+    assert (status, out, err.count("\n")) == (3, "", 1)
+
+
 def test_pages_that_do_not_end_are_noticed(api: Api) -> None:
     """A cursor that leads to itself would be followed for ever."""
     api.respond = lambda *_: answer({"messages": [], "next": "again"})
