@@ -287,9 +287,7 @@ def _following(certificate: Certificate) -> ssl.SSLContext:
     def choose(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = certificate.context()
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(*certificate.files)
+    context = certificate.context()
     context.sni_callback = choose
     return context
 

@@ -316,10 +316,11 @@ def test_metrics_can_be_guarded_and_certificates_replaced(tmp_path: Path) -> Non
     def basic(text: str) -> str:
         return "Basic " + base64.b64encode(text.encode()).decode()
 
+    chain.write_text("being written")
     with ManagementServer(
         "127.0.0.1", 0, health=Health(), registry=Metrics().registry, protection=protection
     ) as server:
-        assert get("/livez")[0] == 200
+        assert get("/livez")[0] == 200, "the certificate of the check is in force"
         assert get("/metrics")[0] == 401
         for wrong in (basic("scraper:Secret"), basic("scraper"), "Basic ???", "Bearer secret", ""):
             assert get("/metrics", Authorization=wrong)[0] == 401
