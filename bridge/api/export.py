@@ -67,16 +67,22 @@ class Exports:
         async def here() -> BatchStream | None:
             return None if begin is None else await self.workers.run(begin)
 
-        export, replies = await asyncio.gather(here(), others.open(target) if others is not None else _nobody())
+        async def there() -> list[Reply]:
+            return [] if others is None else await others.open(target)
+
+        mine, theirs = asyncio.create_task(here()), asyncio.create_task(there())
+        await asyncio.wait((mine, theirs))
+        replies = theirs.result()
         streams = [reply for reply in replies if reply.stream is not None]
+        try:
+            export = mine.result()
+        except Exception:
+            Everywhere(None, streams).close()
+            raise
         silent = [reply.url for reply in replies if reply.stream is None] + ([THIS] if export is None else [])
         if export is None and not streams:
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No instance knows its pending messages now. Try again.")
         return _Stream(Everywhere(export, streams), silent)
-
-
-async def _nobody() -> list[Reply]:
-    return []
 
 
 def add_export(app: FastAPI, asked: Asked) -> None:
@@ -97,7 +103,7 @@ def add_export(app: FastAPI, asked: Asked) -> None:
         begin = None
         if store is not None:
             begin = partial(store.export, query, asked.source.now_ms(), bulky=asked.show_payloads)
-        return exports.answer(begin, others, f"{EXPORT}?{request.url.query}")
+        return exports.answer(begin, others, f"{EXPORT}?{request.scope['query_string'].decode()}")
 
 
 class _Answer(ArrowStream):

@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +39,8 @@ ACCEPT_S: Final = 1.0
 """The rest after a failed accept: the process has no more file descriptors."""
 TICK_S: Final = 1.0
 """The interval of a listener's beats, and of the change of its answers' date."""
+NAMES_MAX: Final = 64
+"""Look-ups of host names at a time: one for each other instance, so that slow ones do not delay the rest."""
 LINE_BYTES_MAX: Final = 16_384
 """Maximum number of bytes of a request's line and headers."""
 
@@ -183,6 +186,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept the connections of these sockets."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NAMES_MAX, "names"))
         await super().startup(sockets=[])
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in sockets or []]
 

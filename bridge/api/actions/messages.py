@@ -162,7 +162,7 @@ class _Actions:
             # All instances get the same due time, by the clock of this one.
             when = {"due": str(due_ms)} if action == "move" else {}
             body = which.model_dump(mode="json", exclude_defaults=True, exclude={"due", "after"}) | when
-            lines = everywhere(lines, others, request.url.path, json.dumps(body).encode(), which.cursor)
+            lines = everywhere(lines, others, request.scope["path"], json.dumps(body).encode(), which.cursor)
         if lines is None:
             raise not_ready(self._asked.source.phase())
 

@@ -11,7 +11,7 @@ import base64
 import json
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
@@ -37,8 +37,9 @@ FOLLOW_S: Final = 86_400.0
 ANSWER_BYTES_MAX: Final = 4 << 20
 """Only tens of thousands of partitions make a longer answer. It counts as none."""
 LINE_BYTES_MAX: Final = 64 << 10
-CONNECTIONS_MAX: Final = 192
-"""Enough for two bulk actions at the largest number of peers, and for as many questions as one bulk action."""
+ASKED_MAX: Final = 64
+"""Questions and actions under way at a time, over all peers; the others wait. Exports and bulk actions have limits of
+their own."""
 ANSWERS: Final = (HTTPStatus.OK, HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 """The statuses of a peer that is well."""
 
@@ -48,8 +49,8 @@ log = structlog.get_logger("bridge.api.peers.client")
 class PeerStream:
     """An unread body. `file` is for one thread that is not the event loop's."""
 
-    def __init__(self, response: httpx.Response) -> None:
-        self._response, self._loop = response, asyncio.get_running_loop()
+    def __init__(self, response: httpx.Response, connection: AsyncExitStack) -> None:
+        self._response, self._connection, self._loop = response, connection, asyncio.get_running_loop()
         self.file = as_file(self._parts())
 
     def _parts(self) -> Iterator[bytes]:
@@ -63,7 +64,7 @@ class PeerStream:
 
     def close(self) -> None:
         """End the connection; any thread."""
-        asyncio.run_coroutine_threadsafe(self._response.aclose(), self._loop)
+        asyncio.run_coroutine_threadsafe(self._connection.aclose(), self._loop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ class Peers:
         """`instance` is the name of this one."""
         self.urls, self.instance = tuple(dict.fromkeys(url.rstrip("/") for url in urls)), instance
         self._own: set[str] = set()
+        self._turns = asyncio.Semaphore(ASKED_MAX)
         headers = {FORWARDED: instance, "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
         if protection.token is not None:
             headers["Authorization"] = f"Bearer {protection.token}"
@@ -94,10 +96,7 @@ class Peers:
         if protection.certificate is not None:
             with suppress(ssl.SSLError):  # a chain of the authority that the instances share
                 trust.load_verify_locations(cafile=protection.certificate.files[0])
-        # Redirects are not followed: they would take the password along. No proxy is used.
-        self._client = httpx.AsyncClient(
-            headers=headers, verify=trust, trust_env=False, limits=httpx.Limits(max_connections=CONNECTIONS_MAX)
-        )
+        self._headers, self._trust = headers, trust
 
     def others(self) -> list[str]:
         """The URLs, without the known ones of this instance."""
@@ -108,8 +107,8 @@ class Peers:
         wait_s = QUESTION_S if body is None else PEER_S
 
         async def ask(url: str) -> Reply:
-            async with asyncio.timeout(wait_s), aclosing(await self._head(url, target, body, wait_s)) as response:
-                return await _reply(url, response)
+            async with asyncio.timeout(wait_s), self._turns, self._connection() as peer:
+                return await _reply(url, await _head(peer, url, target, body, wait_s))
 
         return await self._all(ask)
 
@@ -117,13 +116,13 @@ class Peers:
         """The same, with a stream in each answer of status 200. The caller reads and closes it."""
 
         async def open(url: str) -> Reply:
-            async with asyncio.timeout(PEER_S):
-                response = await self._head(url, target, None, PART_S)
-                if response.status_code == HTTPStatus.OK:
-                    stream = PeerStream(response)
-                    return Reply(url=url, instance=_instance(response), status=HTTPStatus.OK, stream=stream)
-                async with aclosing(response):
+            async with asyncio.timeout(PEER_S), AsyncExitStack() as connection:
+                peer = await connection.enter_async_context(self._connection())
+                response = await _head(peer, url, target, None, PART_S)
+                if response.status_code != HTTPStatus.OK:
                     return await _reply(url, response)
+                stream = PeerStream(response, connection.pop_all())
+                return Reply(url=url, instance=_instance(response), status=HTTPStatus.OK, stream=stream)
 
         return await self._all(open)
 
@@ -132,7 +131,8 @@ class Peers:
         answer."""
 
         async def follow(url: str) -> Reply:
-            async with asyncio.timeout(FOLLOW_S), aclosing(await self._head(url, target, body, LINE_S)) as response:
+            async with asyncio.timeout(FOLLOW_S), self._connection() as peer:
+                response = await _head(peer, url, target, body, LINE_S)
                 if response.status_code != HTTPStatus.OK:
                     return await _reply(url, response)
                 left = b""
@@ -162,11 +162,22 @@ class Peers:
             log.warning("peer-unavailable", peer=url, reason=f"{reply.status}: {reply.body.get('detail')}")
         return reply
 
-    async def _head(self, url: str, target: str, body: bytes | None, wait_s: float) -> httpx.Response:
-        """An answer after its head; `wait_s` is the longest wait for it, and for each further part."""
-        method, action = ("GET", {}) if body is None else ("POST", {ACTION: "1", "Content-Type": "application/json"})
-        request = self._client.build_request(method, url + target, content=body, headers=action, timeout=wait_s)
-        return await self._client.send(request, stream=True)
+    def _connection(self) -> httpx.AsyncClient:
+        """A client for one request: a request that asyncio cancels may stay in its client's pool.
+
+        Redirects are not followed: they would take the password along. No proxy is used.
+        """
+        return httpx.AsyncClient(headers=self._headers, verify=self._trust, trust_env=False)
+
+
+async def _head(peer: httpx.AsyncClient, url: str, target: str, body: bytes | None, wait_s: float) -> httpx.Response:
+    """An answer after its head, which has PEER_S; `wait_s` is the longest wait for each further part."""
+    method, action = ("GET", {}) if body is None else ("POST", {ACTION: "1", "Content-Type": "application/json"})
+    # The target comes from a client: appended to the URL, it could name another host.
+    there = httpx.URL(url).copy_with(raw_path=target.replace("#", "%23").encode())
+    request = peer.build_request(method, there, content=body, headers=action, timeout=wait_s)
+    async with asyncio.timeout(PEER_S):
+        return await peer.send(request, stream=True)
 
 
 async def _reply(url: str, response: httpx.Response) -> Reply:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
@@ -96,8 +96,7 @@ class FanOut:
 
     async def _ask(self, scope: Scope, body: bytes | None) -> list[Reply]:
         query = scope["query_string"].decode("latin-1")
-        target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-        return await self._peers.ask(target, body)
+        return await self._peers.ask(quote(scope["path"]) + (f"?{query}" if query else ""), body)
 
     async def _local(self, scope: Scope, body: bytes | None) -> tuple[int, Mapping[str, Any]]:
         status, parts = 0, bytearray()
