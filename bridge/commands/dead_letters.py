@@ -45,7 +45,7 @@ SetHeaderOption = Annotated[
 def list_letters(filters: LetterFilters, connection: pending.Connection, listing: pending.Listing) -> None:
     """List dead letters, the newest first."""
     with connection.open() as api:
-        listing.show(api, "dead-letters", "letters", pending.parameters_of(filters), COLUMNS, _row)
+        listing.show(api, "dead-letters", "letters", filters, COLUMNS, _row)
 
 
 @app.command("get")

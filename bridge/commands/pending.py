@@ -8,6 +8,7 @@ print a table; otherwise a line for each message, with tabs, for grep and cut. T
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -40,14 +41,6 @@ COLUMNS: Final = ("origin", "due", "state", "target", "key", "id")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessagePage:
-    """Messages in the form of the API, and the cursor of the next page; None: this is the last page."""
-
-    messages: list[dict[str, Any]]
-    following: str | None
-
-
 class OutputFormat(Enum):
     """The form of the output."""
 
@@ -60,7 +53,6 @@ OriginArgument = Annotated[
     str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The origin of the message, from `list`.")
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the bridge's answer.", min=0.1)]
-CursorOption = Annotated[str | None, typer.Option("--cursor", help="Continue an earlier list from its cursor.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +78,11 @@ class Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Options of a list of one page."""
+    """Options of a list."""
 
-    limit: Annotated[int, typer.Option("--limit", help="Maximum number of lines.", min=1, max=PAGE_MAX)] = 100
-    cursor: CursorOption = None
+    limit: Annotated[int, typer.Option("--limit", help="Maximum number of lines.", min=1)] = 100
+    cursor: Annotated[str | None, typer.Option("--cursor", help="Continue an earlier list from its cursor.")] = None
+    everything: Annotated[bool, typer.Option("--all", help="Show all, without a limit.")] = False
     output: OutputOption = OutputFormat.TEXT
 
     def show(
@@ -97,20 +90,39 @@ class Listing:
         api: ApiClient,
         path: str,
         name: str,
-        parameters: Mapping[str, Any],
+        filters: BaseModel,
         columns: Sequence[str],
         row: Callable[[Mapping[str, Any]], list[str]],
     ) -> None:
-        """Print a page of `path`. `name` is its list in the answer; `row` returns the cells of `columns`."""
-        cursor = {} if self.cursor is None else {"cursor": self.cursor}
-        answer = api.get(path, {**parameters, "limit": self.limit, **cursor})
-        listed = objects(api, answer, name)
+        """Print the list at `path`, page by page: there may be millions of lines. `name` is the list in an answer;
+        `row` returns the cells of `columns`."""
+        pages = self._pages(api, path, name, parameters_of(filters))
         if self.output is OutputFormat.JSON:
-            say(as_json(answer))
+            _print_json(pages, name)
             return
-        print_rows(columns, list(map(row, listed)))
-        if answer.get("next") is not None:
-            say(f"there are more: --cursor {answer['next']}", err=True)
+        following, silent = None, set[str]()
+        for page in pages:
+            following = page["next"]
+            silent |= _silent(page)
+            print_rows(columns, list(map(row, page[name])))
+        _print_silent(silent)
+        if following is not None:
+            say(f"there are more: --all, or --cursor {following}", err=True)
+
+    def _pages(self, api: ApiClient, path: str, name: str, parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The answers. The bridge may end a page early in a long search."""
+        cursor, left = self.cursor, sys.maxsize if self.everything else self.limit
+        while left > 0:
+            where = {} if cursor is None else {"cursor": cursor}
+            answer = api.get(path, {**parameters, "limit": min(left, PAGE_MAX), **where})
+            following = answer.get("next")
+            left -= len(objects(api, answer, name))
+            if not isinstance(following, str | None) or (following is not None and following == cursor):
+                raise api.foreign()
+            yield answer | {"next": following}
+            if following is None:
+                return
+            cursor = following
 
 
 @app.command("list")
@@ -118,18 +130,11 @@ class Listing:
 def list_messages(
     filters: Filters,
     connection: Connection,
-    limit: Annotated[int, typer.Option(help="Maximum number of messages.", min=1)] = 100,
-    cursor: CursorOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show all messages, without a limit.")] = False,
-    output: OutputOption = OutputFormat.TEXT,
+    listing: Listing,
 ) -> None:
     """List pending messages in the order in which they come up."""
     with connection.open() as api:
-        pages = _pages(api, parameters_of(filters), cursor, None if everything else limit)
-        if output is OutputFormat.JSON:
-            _print_json(pages)
-        elif (following := _print_pages(pages)) is not None:
-            say(f"there are more: --all, or --cursor {following}", err=True)
+        listing.show(api, "messages", "messages", filters, COLUMNS, _row)
 
 
 @app.command("get")
@@ -162,6 +167,7 @@ def count_messages(
         if not isinstance(answer.get("count"), int) or not isinstance(answer.get("exact"), bool):
             raise api.foreign()
         print_answer(answer, output, f"{'' if answer['exact'] else 'at least '}{answer['count']}")
+        _print_silent(_silent(answer))
 
 
 @app.command("export")
@@ -196,6 +202,7 @@ def list_targets(
         if output is OutputFormat.JSON:
             say(as_json(answer))
             return
+        _print_silent(_silent(answer))
         names = list(dict.fromkeys(name for row in rows for name in row))  # in the order of the API
         print_rows(names, [[shown(row.get(name)) for name in names] for row in rows])
 
@@ -222,25 +229,6 @@ def checked_place(text: str, what: str) -> str:
     return origin_text(*read_place(text, what))
 
 
-def _pages(
-    api: ApiClient, parameters: Mapping[str, Any], cursor: str | None, limit: int | None
-) -> Iterator[MessagePage]:
-    """The pages of the first `limit` messages, or of all. The bridge may end a page early in a long search."""
-    while True:
-        size = PAGE_MAX if limit is None else min(limit, PAGE_MAX)
-        where = {} if cursor is None else {"cursor": cursor}
-        answer = api.get("messages", {**parameters, "limit": size, **where})
-        messages, following = objects(api, answer, "messages"), answer.get("next")
-        if not isinstance(following, str | None) or (following is not None and following == cursor):
-            raise api.foreign()
-        yield MessagePage(messages=messages, following=following)
-        if limit is not None:
-            limit -= len(messages)
-        if following is None or (limit is not None and limit <= 0):
-            return
-        cursor = following
-
-
 def objects(api: ApiClient, answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     listed = answer.get(name)
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
@@ -251,24 +239,27 @@ def objects(api: ApiClient, answer: Mapping[str, Any], name: str) -> list[dict[s
 # --- printing --------------------------------------------------------------------------------------------------------
 
 
-def _print_json(pages: Iterable[MessagePage]) -> None:
-    """Print one document like the API's, a line for each message, page by page: there may be millions."""
-    before, following = '{"messages": [', None
+def _print_json(pages: Iterable[Mapping[str, Any]], name: str) -> None:
+    """Print one document like the API's, with a line for each item of the list."""
+    before, following, silent = f"{{{as_json(name)}: [", None, set[str]()
     for page in pages:
-        following = page.following
-        for message in page.messages:
-            put(f"{before}\n{as_json(message)}")
+        following = page["next"]
+        silent |= _silent(page)
+        for item in page[name]:
+            put(f"{before}\n{as_json(item)}")
             before = ","
-    put(f'{before.removeprefix(",")}\n], "next": {as_json(following)}}}\n')
+    incomplete = f', "incomplete": {as_json(sorted(silent))}' if silent else ""
+    put(f'{before.removeprefix(",")}\n], "next": {as_json(following)}{incomplete}}}\n')
 
 
-def _print_pages(pages: Iterable[MessagePage]) -> str | None:
-    """Print each page on arrival. Returns the cursor of the next page."""
-    following = None
-    for page in pages:
-        following = page.following
-        print_rows(COLUMNS, [_row(message) for message in page.messages])
-    return following
+def _silent(answer: Mapping[str, Any]) -> set[str]:
+    """The instances that did not answer."""
+    return set(map(str, answer.get("incomplete") or ()))
+
+
+def _print_silent(silent: Iterable[str]) -> None:
+    if silent:
+        say(f"incomplete: no answer of {', '.join(sorted(silent))}", err=True)
 
 
 def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

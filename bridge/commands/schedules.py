@@ -32,7 +32,7 @@ def list_schedules(
 ) -> None:
     """List recurring messages in the order of their next ticks."""
     with connection.open() as api:
-        listing.show(api, "schedules", "schedules", pending.parameters_of(filters), COLUMNS, _row)
+        listing.show(api, "schedules", "schedules", filters, COLUMNS, _row)
 
 
 @app.command("get")

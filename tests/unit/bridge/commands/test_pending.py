@@ -227,6 +227,37 @@ def test_all_pages_are_each_message_once(api: Api) -> None:
     assert json.loads(out) == {"messages": [{**MESSAGE, "origin": f"delay/2/{n}"} for n in range(5)], "next": None}
 
 
+@pytest.mark.fault("a command's answer without a part of the instances")
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [("pending list", "messages"), ("schedules list", "schedules"), ("dead-letters list", "letters")],
+)
+def test_a_list_has_all_pages_and_names_who_did_not_answer(words: str, name: str, api: Api) -> None:
+    """A list goes on through all pages with --all; it names the instances that did not answer, on standard error or in
+    its JSON."""
+    silent = ["http://b", "http://a"]
+
+    def respond(_: str, query: Query) -> Answer:
+        start = int(dict(query).get("cursor", "0"))
+        following = str(start + 1) if start < 2 else None
+        return answer({name: [{**MESSAGE, "next": []}], "next": following, "incomplete": silent[start : start + 1]})
+
+    api.respond = respond
+    status, out, err = invoke(*words.split(), "--all", "--url", api.url)
+    assert (status, len(out.splitlines()), err) == (0, 3, "incomplete: no answer of http://a, http://b\n")
+    _, out, err = invoke(*words.split(), "--limit", "1", "--output", "json", "--url", api.url)
+    assert json.loads(out) == {name: [{**MESSAGE, "next": []}], "next": "1", "incomplete": ["http://b"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("pending count", {"count": 1, "exact": True}), ("targets", {"targets": []})]
+)
+def test_an_incomplete_answer_is_called_so(words: str, found: dict[str, Any], api: Api) -> None:
+    """A count, and the list of targets."""
+    api.respond = lambda *_: answer({**found, "incomplete": ["http://a"]})
+    assert invoke(*words.split(), "--url", api.url)[2] == "incomplete: no answer of http://a\n"
+
+
 def test_a_list_is_filled_from_pages_that_have_less(api: Api) -> None:
     """The bridge may end a page early, even an empty one; never is a message too many asked for."""
 
