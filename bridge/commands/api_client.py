@@ -6,7 +6,6 @@ the password goes to the given address and to no other.
 
 from __future__ import annotations
 
-import base64
 import json
 import ssl
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
+from bridge.http.protection import Protection
 from bridge.settings.model import HttpSettings
 from bridge.settings.secrets import read_secret_file
 
@@ -48,12 +48,7 @@ class ApiClient:
         """
         self.address = _address(settings) if url is None else _checked(url)
         self._headers = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
-        if settings.user is not None and settings.password_file is not None:
-            password = read_secret_file(str(settings.password_file), "http.password_file")
-            credentials = base64.b64encode(f"{settings.user}:{password}".encode()).decode()
-            self._headers["Authorization"] = f"Basic {credentials}"
-        elif settings.token_file is not None:
-            self._headers["Authorization"] = f"Bearer {read_secret_file(str(settings.token_file), 'http.token_file')}"
+        self._headers |= Protection.of_client(settings).authorization()
         # For the configured address the client pins the certificate: the name in it is the service's.
         trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.address.startswith("https:"):

@@ -9,7 +9,7 @@ import hmac
 import re
 import ssl
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -85,9 +85,15 @@ class Protection:
     @classmethod
     def of(cls, settings: HttpSettings) -> Protection:
         """The configured protection. Raises ConfigurationError for unusable files."""
-        certificate, password, token = None, None, None
+        certificate = None
         if settings.certificate_file is not None and settings.key_file is not None:
             certificate = Certificate(settings.certificate_file, settings.key_file)
+        return replace(cls.of_client(settings), certificate=certificate)
+
+    @classmethod
+    def of_client(cls, settings: HttpSettings) -> Protection:
+        """The configured credentials. Raises ConfigurationError for unusable files."""
+        password, token = None, None
         if settings.password_file is not None:
             password = read_secret_file(str(settings.password_file), "http.password_file")
         if settings.token_file is not None:
@@ -96,12 +102,19 @@ class Protection:
                 raise ConfigurationError(
                     "http.token_file: no token in it", hint="Write 16 to 1,024 letters and digits.", code="DB-2028"
                 )
-        return cls(certificate=certificate, user=settings.user, password=password, token=token)
+        return cls(user=settings.user, password=password, token=token)
 
     @property
     def is_open(self) -> bool:
         """Whether the port needs no credentials."""
         return self.user is None and self.token is None
+
+    def authorization(self) -> dict[str, str]:
+        """The header of a client with these credentials."""
+        if self.user is not None:
+            credentials = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+            return {"Authorization": f"Basic {credentials}"}
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
     def who(self, authorization: str | None) -> str | None:
         """The client with this Authorization header: the user, `TOKEN`, or "" on an open port; None: a stranger."""

@@ -7,7 +7,6 @@ does not act again. Every answer names its instance in a header: by it an instan
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -87,16 +86,11 @@ class Peers:
         self._own: set[str] = set()
         self._turns = asyncio.Semaphore(ASKED_MAX)
         headers = {FORWARDED: instance, "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
-        if protection.token is not None:
-            headers["Authorization"] = f"Bearer {protection.token}"
-        elif protection.user is not None:
-            credentials = base64.b64encode(f"{protection.user}:{protection.password}".encode()).decode()
-            headers["Authorization"] = f"Basic {credentials}"
         trust = ssl.create_default_context()
         if protection.certificate is not None:
             with suppress(ssl.SSLError):  # a chain of the authority that the instances share
                 trust.load_verify_locations(cafile=protection.certificate.files[0])
-        self._headers, self._trust = headers, trust
+        self._headers, self._trust = headers | protection.authorization(), trust
 
     def others(self) -> list[str]:
         """The URLs, without the known ones of this instance."""

@@ -291,6 +291,17 @@ def test_stop_frees_the_port() -> None:
         assert again.port == port
 
 
+@pytest.mark.parametrize(
+    ("protection", "name"),
+    [(Protection(user="ü", password=":p:"), "ü"), (Protection(token="0123456789abcdef"), "token")],
+    ids=["password", "token"],
+)
+def test_a_client_with_the_same_credentials_is_known(protection: Protection, name: str) -> None:
+    """The header of a client is the one that a server expects."""
+    assert protection.who(protection.authorization()["Authorization"]) == name
+    assert Protection().authorization() == {}
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
 def test_metrics_can_be_guarded_and_certificates_replaced(tmp_path: Path) -> None:
     """TLS with a private authority; /metrics with a password, the probes without; a new certificate at once."""
