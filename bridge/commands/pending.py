@@ -254,7 +254,8 @@ def _print_json(pages: Iterable[Mapping[str, Any]], name: str) -> None:
 
 def _silent(answer: Mapping[str, Any]) -> set[str]:
     """The instances that did not answer."""
-    return set(map(str, answer.get("incomplete") or ()))
+    silent = answer.get("incomplete")
+    return set(map(str, silent)) if isinstance(silent, list) else set()
 
 
 def _print_silent(silent: Iterable[str]) -> None:
