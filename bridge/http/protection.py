@@ -111,7 +111,7 @@ class Protection:
 
     def authorization(self) -> dict[str, str]:
         """The header of a client with these credentials."""
-        if self.user is not None:
+        if self.user is not None and self.password is not None:
             credentials = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
             return {"Authorization": f"Basic {credentials}"}
         return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}

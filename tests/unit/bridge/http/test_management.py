@@ -348,6 +348,12 @@ def test_metrics_can_be_guarded_and_certificates_replaced(tmp_path: Path) -> Non
                 assert not plain.recv(100).startswith(b"HTTP"), "no plain text beside TLS"
 
 
+def test_a_client_without_a_password_sends_no_credentials() -> None:
+    """A user alone is no reason for a failed login; with a token, the token is sent."""
+    assert Protection(user="ops").authorization() == {}
+    assert Protection(user="ops", token="t" * 16).authorization() == {"Authorization": f"Bearer {'t' * 16}"}
+
+
 def test_a_certificate_that_cannot_be_used_is_an_error_with_its_key(tmp_path: Path) -> None:
     """At the start, not at the first probe."""
     (tmp_path / "chain").write_text("nonsense")
