@@ -39,6 +39,8 @@ LINE_BYTES_MAX: Final = 64 << 10
 ASKED_MAX: Final = 64
 """Questions and actions under way at a time, over all peers; the others wait. Exports and bulk actions have limits of
 their own."""
+REASON_CHARS_MAX: Final = 200
+"""Maximum number of characters of a peer's reason in the log."""
 ANSWERS: Final = (HTTPStatus.OK, HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 """The statuses of a peer that is well."""
 
@@ -153,7 +155,8 @@ class Peers:
         if reply.instance == self.instance:
             self._own.add(url)
         elif reply.status not in ANSWERS:
-            log.warning("peer-unavailable", peer=url, reason=f"{reply.status}: {reply.body.get('detail')}")
+            reason = f"{reply.status}: {reply.body.get('detail')}"
+            log.warning("peer-unavailable", peer=url, reason=reason[:REASON_CHARS_MAX])
         return reply
 
     def _connection(self) -> httpx.AsyncClient:

@@ -174,6 +174,7 @@ def test_an_instance_that_does_not_answer_is_named() -> None:
         (httpx.ReadTimeout(""), "ReadTimeout"),
         (httpx.Response(401, json={"detail": "Send the user."}), "401: Send the user."),
         (httpx.Response(503, json={"detail": "Catching up."}), "503: Catching up."),
+        (httpx.Response(500, json={"detail": "x" * 9_999}), f"500: {'x' * 195}"),
         (httpx.Response(502, text="<html>"), "502 without a JSON object"),
         (httpx.Response(200, json=[]), "200 without a JSON object"),
         (httpx.Response(520, json={}), "520 is not a valid HTTPStatus"),
