@@ -34,10 +34,10 @@ RATIONED: Final = frozenset(
     {
         *("answer-dropped", "dead-letter-cut", "dead-letter-plain", "dead-letter-written"),
         *("record-not-held", "target-breaker-open", "target-failing", "transaction-aborted"),
-        *("api-search-failed", "peer-unavailable"),
+        *("accept-failed", "api-failed", "api-search-failed", "peer-unavailable"),
     }
 )
-"""Events that every record of a producer, or every request to the API, can cause."""
+"""Events that every record of a producer, or every request or connection of an HTTP client, can cause."""
 RATIONED_LINES_MAX: Final = 20
 RATIONED_PERIOD_S: Final = 60.0
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
