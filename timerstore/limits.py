@@ -32,17 +32,10 @@ class Limits:
     """Larger than half of this, a segment is merged no more."""
     sparse_ms: int = 3_600_000
     """A segment of which half is dead is rewritten, unless all of it is delivered within this time anyway."""
-    elsewhere_ms: int = 600_000
-    """A partition that comes back from another instance within this time finds its rows again."""
     repacked_bytes: int = 16 * MIB
     """So much memory must be gained by it before rows are copied out of chunks of which little is left."""
     clock_step_ms: int = 2_000
     """A clock that was set back by less is waited for: what arrives meanwhile is late by no more than that."""
-
-    @property
-    def loaded_bytes_max(self) -> int:
-        """To where windows fill the ready rows, and to where it shrinks when ingest has overfilled it."""
-        return self.ready_rows_bytes // 4 * 3
 
     @property
     def memtable_bytes_max(self) -> int:

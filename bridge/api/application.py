@@ -31,13 +31,14 @@ from bridge.api.routing import NOT_FOUND, PLACE, PREFIX, REFUSALS, Asked, Place,
 from bridge.api.schedules import add_schedules
 from bridge.api.source import Overview, PauseControl, PendingMessages, Source
 from bridge.delivery.targets.target import TargetReport
+from bridge.stores import search
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
 from bridge.telemetry.logins import Logins
 from bridge.telemetry.metrics import TIME_TO_GO
 from bridge.wire.headers import origin_text
 from timerstore.errors import TimerStoreError
-from timerstore.operations import find
+from timerstore.operations.find import PendingState
 from timerstore.rows.position import AT_MAX
 
 PAGES_MAX: Final = 100
@@ -170,7 +171,7 @@ def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
     )
     async def message(place: Place) -> models.MessageDetail:
         """One message, by its origin: topic, partition and offset of its first record."""
-        query = asked.marked(find.Query(origin=place, states=frozenset(find.PendingState)))
+        query = asked.marked(search.Query(origin=place, states=frozenset(PendingState)))
         row = await asked.ask(lambda store: _one(store, query, source.now_ms()))
         if row is None:
             detail = f"{origin_text(*place)} is not pending here: it is finished, was never a message, or "
@@ -287,7 +288,7 @@ def _target(report: TargetReport, pauses: PauseControl) -> models.TargetState:
     )
 
 
-def _one(store: PendingMessages, query: find.Query, now_ms: int) -> find.PendingRow | None:
+def _one(store: PendingMessages, query: search.Query, now_ms: int) -> search.PendingRow | None:
     after = None
     for _ in range(PAGES_MAX):
         page = store.find(query, now_ms, after=after, limit=1, bulky=True)

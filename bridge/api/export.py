@@ -26,8 +26,8 @@ from bridge.api.peers.client import THIS, Peers, Reply
 from bridge.api.peers.export import Everywhere
 from bridge.api.problems import Problem
 from bridge.api.source import BatchStream
+from bridge.stores.search import EMPTY, SCHEMA
 from timerstore.errors import TimerStoreError
-from timerstore.operations.export import EMPTY, SCHEMA
 
 PATH: Final = "/api/v1/export"
 EXPORTS_MAX: Final = 2

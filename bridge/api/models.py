@@ -11,11 +11,12 @@ from typing import Annotated, Any, Final, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from bridge.api import cursor as cursors
+from bridge.stores.names import NamedPosition
+from bridge.stores.search import PendingRow, Query
 from bridge.telemetry.lateness import RecentLateness
 from bridge.wire.headers import parse_until
-from timerstore.operations.find import KEY_BYTES_MAX, PENDING, ROWS_MAX, PendingRow, PendingState, Query
+from timerstore.operations.find import KEY_BYTES_MAX, PENDING, ROWS_MAX, PendingState
 from timerstore.rows.position import OFFSET_MAX
-from timerstore.rows.sources import NamedPosition
 
 PREVIEW_BYTES_MAX: Final = KEY_BYTES_MAX
 """Maximum number of shown bytes of a key, value or header."""

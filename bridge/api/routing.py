@@ -18,8 +18,8 @@ from bridge.api.peers.client import FORWARDED, Peers
 from bridge.api.problems import MEDIA_TYPE, Problem, not_ready
 from bridge.api.source import PendingMessages, Source
 from bridge.errors import BridgeError
+from bridge.stores.search import PendingRow, Query
 from bridge.wire.headers import Origin
-from timerstore.operations.find import PendingRow, Query
 from timerstore.rows.position import OFFSET_MAX
 
 PREFIX: Final = "/api/v1"

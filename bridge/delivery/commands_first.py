@@ -23,10 +23,10 @@ import structlog
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.watch.waits import Wait
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from timerstore.clock import Clock
 from timerstore.rows.position import AT_MIN
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 PATIENCE_S: Final = Wait.COMMANDS.s
 """Default of `start.read_commands`."""
@@ -95,7 +95,7 @@ class CommandsFirst:
         self._coming, self._arrived_s = {name: ends[name] for name in coming if name in ends}, {}
         self._until_s = self._clock.monotonic_s() + self._patience_s
 
-    def is_to_wait(self, store: TimerStore) -> bool:
+    def is_to_wait(self, store: Stores) -> bool:
         """Whether messages must wait; asked again and again."""
         until_s = self._until_s
         if until_s is None:
@@ -121,7 +121,7 @@ class CommandsFirst:
         if self.is_closed and not set(topics).isdisjoint(delay_topics):
             self._are_written_on = True
 
-    def _look_up(self, look: _Look, store: TimerStore, names: Collection[SourceName]) -> None:
+    def _look_up(self, look: _Look, store: Stores, names: Collection[SourceName]) -> None:
         assert self._log_ends is not None
         try:
             look.ends = self._log_ends(names)
@@ -140,7 +140,7 @@ class CommandsFirst:
     def _unread(self, at: Offsets) -> dict[SourceName, tuple[int, int]]:
         return {name: (at[name], end) for name, end in self._ends.items() if name in at and at[name] < end}
 
-    def _is_stuck(self, store: TimerStore, now_s: float) -> bool:
+    def _is_stuck(self, store: Stores, now_s: float) -> bool:
         if store.has_room():
             self._full_since_s = None
         elif self._full_since_s is None:
@@ -164,7 +164,7 @@ class CommandsFirst:
             self._coming.pop(name, None)
             self._arrived_s.pop(name, None)
 
-    def ready(self, arrived: Collection[SourceName], store: TimerStore) -> list[SourceName]:
+    def ready(self, arrived: Collection[SourceName], store: Stores) -> list[SourceName]:
         """The arrived partitions (read up to their committed O) that have read or waited enough."""
         now_s, at = self._clock.monotonic_s(), store.next_offsets()
         left = {name: (at[name], end) for name, end in self._coming.items() if name in at and at[name] < end}

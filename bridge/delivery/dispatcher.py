@@ -62,12 +62,12 @@ from bridge.delivery.targets.stall import StallWatch
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
 from timerstore.clock import Clock
 from timerstore.rows.position import AT_MIN
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
@@ -121,7 +121,7 @@ class Dispatcher:
 
         self._life = Lifecycle()
         self._thread: threading.Thread | None = None
-        self._store: TimerStore | None = None
+        self._store: Stores | None = None
 
         # The thread's own from here on, or changed while it is at rest.
         self._commands_first = commands_first or CommandsFirst(clock)
@@ -176,7 +176,7 @@ class Dispatcher:
 
     def resume(
         self,
-        store: TimerStore,
+        store: Stores,
         states: States,
         revocations: int,
         log_ends: Offsets = MappingProxyType({}),
@@ -309,9 +309,6 @@ class Dispatcher:
         store = self._store
         if store is None:
             raise bug("there is no store to deliver from", code="DB-7002")
-        if not store.is_caught_up():
-            store.wait(SLICE_S)
-            return None
         with self._life.changed:
             joined = self._partitions.join(store)
         if self._held_sources.release(store.sources, {name: self._partitions.states[name] for name in joined}):
@@ -343,8 +340,8 @@ class Dispatcher:
             store.wait(sleep_s)
         return None
 
-    def _transact(self, store: TimerStore) -> Event | None:
-        loan = store.begin(only_output=self._narrowing.is_narrowest)
+    def _transact(self, store: Stores) -> Event | None:
+        loan = store.begin(self._clock.now_ms(), only_output=self._narrowing.is_narrowest)
         transaction = OpenTransaction(loan, self._clock.monotonic_s(), self._clock.now_ms())
         self._planner.begin()
         self._stall_watch.begin()
@@ -382,7 +379,7 @@ class Dispatcher:
 
     # -- ending a transaction
 
-    def _commit(self, store: TimerStore, transaction: OpenTransaction) -> None:
+    def _commit(self, store: Stores, transaction: OpenTransaction) -> None:
         if transaction.accepted != transaction.planned:
             lost = transaction.planned - transaction.accepted
             raise bug("records were lost between plan and client", code="DB-7002", lost=lost)
@@ -404,18 +401,18 @@ class Dispatcher:
         self._writer.commit(transaction.offsets, member.metadata, is_explained)
         self._acknowledge(store, transaction)
 
-    def _send_offsets(self, store: TimerStore, transaction: OpenTransaction) -> None:
+    def _send_offsets(self, store: Stores, transaction: OpenTransaction) -> None:
         """Probably all rows of the transaction were taken: its offsets may join it while records wait for their time,
         so that the commit does not have to wait for that."""
         self._look_ahead(store, transaction)
         if transaction.states:
             self._writer.send_offsets(transaction.offsets, self._partitions.member_for(transaction.states).metadata)
 
-    def _look_ahead(self, store: TimerStore, transaction: OpenTransaction) -> None:
+    def _look_ahead(self, store: Stores, transaction: OpenTransaction) -> None:
         said, again = self._pauses.to_write(), self._read_back.again
         transaction.look_ahead(self._partitions.states, store.sources, said, self.notes, again)
 
-    def _acknowledge(self, store: TimerStore, transaction: OpenTransaction) -> None:
+    def _acknowledge(self, store: Stores, transaction: OpenTransaction) -> None:
         self._life.failures, self._committed_s = 0, self._clock.monotonic_s()
         self._metrics.committed(transaction.counts, self._committed_s - transaction.opened_s)
         transaction.acknowledge()
@@ -430,7 +427,7 @@ class Dispatcher:
         if transaction.answers:
             self._on_answers(transaction.answers)
 
-    def _give_up(self, store: TimerStore, transaction: OpenTransaction, *, in_haste: bool = False) -> Event | None:
+    def _give_up(self, store: Stores, transaction: OpenTransaction, *, in_haste: bool = False) -> Event | None:
         """Abort, and put the rows back."""
         try:
             if transaction.begun and not transaction.is_ended:
@@ -443,7 +440,7 @@ class Dispatcher:
             transaction.rollback()
         return None
 
-    def _after_end(self, store: TimerStore, transaction: OpenTransaction, ended: EndedUnasked) -> Event:
+    def _after_end(self, store: Stores, transaction: OpenTransaction, ended: EndedUnasked) -> Event:
         """A part of the transaction may be visible, and its offsets may count: neither its output nor the committed
         states are reliable. Its partitions are held until its topics are read, and the states are written again
         first."""
@@ -458,7 +455,7 @@ class Dispatcher:
             self._life.back_off()
         return event
 
-    def _after_abort(self, store: TimerStore, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
+    def _after_abort(self, store: Stores, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
         cause, failure = aborted.cause, aborted.failure
         event = self._give_up(store, transaction, in_haste=failure.meaning is UNANSWERED)
         self._metrics.transaction_aborted()

@@ -46,9 +46,10 @@ from bridge.delivery.producer.outcomes import Aborted, Cause, FailedRecord, Fail
 from bridge.delivery.targets.breakers import EVERY, LARGE
 from bridge.delivery.targets.cache import Targets
 from bridge.kafka.errors import Fault, Refusal
+from bridge.stores.names import SOURCE_MAX, sources_of
 from bridge.wire.reasons import RejectReason
 from timerstore.clock import Clock
-from timerstore.rows.position import SOURCE_MAX, Int64s, sources_of
+from timerstore.rows.position import Int64s
 
 GROUPS: Final = 64
 """Groups of failed records in one transaction: each costs a round trip, and all must end before its time-out."""

@@ -18,12 +18,12 @@ from bridge.delivery.producer.outcomes import FailedRecord
 from bridge.delivery.setbacks import Setback, setbacks
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
+from bridge.stores.loan import Loan
+from bridge.stores.names import SourceName, Sources
 from bridge.telemetry.counts import Counts
 from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState, Said
-from timerstore.operations.transaction import Transaction
 from timerstore.rows.position import Int64s
-from timerstore.rows.sources import SourceName, Sources
 
 
 class Stale(Exception):
@@ -34,7 +34,7 @@ class Stale(Exception):
 class OpenTransaction:
     """An open transaction; `loan` has its rows."""
 
-    loan: Transaction
+    loan: Loan
     opened_s: float
     opened_ms: int
     until_ms: int = 0
@@ -118,10 +118,10 @@ class OpenTransaction:
         result |= {name: state for name, state in told.items() if state != states[name]}
         for source, new in self.loan.progress().items():
             name = sources.name(source)
-            old = states[name].progress(name, sources)
-            if not new.includes(old, source):
+            old = states[name].progress()
+            if not new.includes(old):
                 raise bug("the committed state would go back", code="DB-7002", source=name, old=old, new=new)
-            result[name] = result.get(name, states[name]).moved(new, sources)
+            result[name] = result.get(name, states[name]).moved(new)
         result = notes.within(result, states)
         if result != self.states:
             self.states = result

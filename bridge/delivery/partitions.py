@@ -10,9 +10,9 @@ from bridge.delivery.commands_first import CommandsFirst, Offsets
 from bridge.delivery.doubt.log_notes import LogNotes, States
 from bridge.delivery.open_transaction import Stale, bug
 from bridge.kafka.membership import Membership
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.wire.committed_state import CommittedState, Said, are_same_progress
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 log = structlog.get_logger("bridge.delivery.partitions")
 
@@ -29,7 +29,7 @@ class Partitions:
         self.notes = LogNotes()
         self.revocations = 0
 
-    def begin(self, store: TimerStore, states: States, log_ends: Offsets, *, is_known: bool) -> None:
+    def begin(self, store: Stores, states: States, log_ends: Offsets, *, is_known: bool) -> None:
         """Deliver from another store, which was opened on `states`, once commands below `log_ends` are read.
         `is_known`: nothing else has committed for these partitions. Raises InternalError for states from before the
         last commit, unless the log was cut."""
@@ -37,7 +37,8 @@ class Partitions:
         if is_known and not are_same_progress(old, states):
             raise bug("the store lies behind the last commit", code="DB-7002")
         self.states = dict(states)
-        self.coming = {name: self.states.pop(name) for name in store.assignment.joining()}
+        store.go_live(store.caught_up())
+        self.coming = {name: self.states.pop(name) for name in store.catching_up()}
         self._commands_first.begin(log_ends, self.coming)
 
     def expect(self, states: States, log_ends: Offsets) -> None:
@@ -45,10 +46,10 @@ class Partitions:
         self.coming = {**self.coming, **states}
         self._commands_first.expect(log_ends)
 
-    def join(self, store: TimerStore) -> list[SourceName]:
+    def join(self, store: Stores) -> list[SourceName]:
         """Deliver the partitions that have caught up with their committed O; returns them."""
-        arrived = store.assignment.arrived() if self.coming else []
-        joined = store.assignment.joined(self._commands_first.ready(arrived, store)) if arrived else []
+        arrived = store.caught_up() if self.coming else []
+        joined = store.go_live(self._commands_first.ready(arrived, store)) if arrived else []
         self.states |= {name: self.coming.pop(name) for name in joined}
         if joined:
             self._commands_first.joined()

@@ -21,14 +21,15 @@ import structlog
 
 from bridge.delivery.targets.pauses import Pauses
 from bridge.errors import BridgeError
+from bridge.stores.names import NamedPosition, SourceName
+from bridge.stores.search import Query
+from bridge.stores.stores import Stores
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.headers import MOVED_MAX
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
-from timerstore.operations.find import ORIGINALS_MAX, Query
+from timerstore.operations.find import ORIGINALS_MAX
 from timerstore.rows.position import Int64s
-from timerstore.rows.sources import NamedPosition, SourceName
-from timerstore.store import TimerStore
 
 LOOK_S: Final = 1.0
 OTHERS_S: Final = 5.0
@@ -66,7 +67,7 @@ class Resuming:
         self,
         *,
         pauses: Pauses,
-        store: Callable[[], TimerStore | None],
+        store: Callable[[], Stores | None],
         bring: Callable[[Named], Sequence[Future[Any]] | None],
         read: Callable[[Collection[SourceName]], Iterable[CommittedState]],
         window_ms: Callable[[], int],
@@ -95,15 +96,15 @@ class Resuming:
             log.warning("pauses-not-followed", reason=error.message)
         return LOOK_S
 
-    def _learn(self, store: TimerStore) -> None:
+    def _learn(self, store: Stores) -> None:
         now_s, others = self._clock.monotonic_s(), set(store.sources) - store.next_offsets().keys()
         if not others or (self._read_s is not None and now_s - self._read_s < OTHERS_S):
             return
         self._read_s = now_s
         self._pauses.read(self._read(sorted(others)))
 
-    def _bring_forward(self, store: TimerStore) -> float:
-        joining = frozenset(store.assignment.joining())  # their content is not known yet
+    def _bring_forward(self, store: Stores) -> float:
+        joining = frozenset(store.catching_up())  # their content is not known yet
         owned = frozenset(store.next_offsets()) - joining
         if owned != self._owned:
             self._owned = owned
@@ -118,7 +119,7 @@ class Resuming:
                 return self._page(store, pause.name, ended_ms, search)
         return LOOK_S
 
-    def _page(self, store: TimerStore, name: str, ended_ms: int, search: _Pass) -> float:
+    def _page(self, store: Stores, name: str, ended_ms: int, search: _Pass) -> float:
         """Bring one page of found messages forward; returns the wait that keeps the rate (s)."""
         began_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         query = Query(target=name, due_until_ms=now_ms + 1, at_from_ms=now_ms + 1, ts_until_ms=ended_ms + LATE_MS + 1)

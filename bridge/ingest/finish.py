@@ -69,8 +69,8 @@ class HeaderLimits:
         self._least = min((limit for limit in limits if limit), default=None)
 
     def applied(self, entries: pa.Table) -> pa.Table:
-        """`entries` (columns of `entry.ENTRY`, control headers still among `headers`); originals with larger headers
-        than allowed at their offset become rejects that keep all columns."""
+        """`entries` (columns of `names.NAMED_ENTRY`, control headers still among `headers`); originals with larger
+        headers than allowed at their offset become rejects that keep all columns."""
         column = entries.column("headers")
         if self._least is None or column.null_count == len(column):
             return entries
@@ -164,7 +164,7 @@ class ControlHeaders:
         }
 
     def taken_out(self, entries: pa.Table) -> pa.Table:
-        """`entries` (columns of `entry.ENTRY`) without the control headers of the timers' `headers`.
+        """`entries` (columns of `names.NAMED_ENTRY`) without the control headers of the timers' `headers`.
 
         Order and duplicates stay. Rejects and commands keep all headers: they may have to leave byte for byte."""
         column = entries.column("headers")
@@ -219,7 +219,7 @@ def _are_in(names: pa.Array, wanted: pa.Array) -> Bools:
 
 
 def with_cancels(entries: pa.Table) -> pa.Table:
-    """A batch of `entry.ENTRY` rows, with a row of kind CANCEL for every timer that replaces without a key.
+    """A batch of `names.NAMED_ENTRY` rows, with a row of kind CANCEL for every timer that replaces without a key.
 
     The new row has the timer's offset. It covers lower origins, hence never the timer itself."""
     replaces = entries.column("replace")

@@ -24,7 +24,7 @@ import structlog
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.watch.waits import Wait
 from bridge.spark.scratch import for_a_socket
-from timerstore.rows.entry import ENTRY
+from bridge.stores.names import NAMED_ENTRY
 
 TOKEN_S: Final = Wait.TOKEN.s
 """The deadline for the token of a connection, which is closed after that."""
@@ -158,8 +158,8 @@ class FrameReceiver:
         if body is None:
             return None
         if not body:
-            return ENTRY.empty_table()
-        return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), ENTRY)])
+            return NAMED_ENTRY.empty_table()
+        return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), NAMED_ENTRY)])
 
 
 def _not_accepted(error: Exception) -> EnvironmentFailure:

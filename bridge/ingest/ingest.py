@@ -39,13 +39,13 @@ from bridge.ingest.watch.guarded import guarded
 from bridge.ingest.watch.hand_over import Readers
 from bridge.ingest.watch.stalls import jvm_stands_still
 from bridge.ingest.watch.waits import Then, Wait, Watch
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.errors import Closed
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +68,7 @@ class Ingest:
         session: Future[SparkSession],
         make_query: Callable[[SparkSession, FrameReceiver], Query],
         make_reader: Callable[[], PlainReader],
-        store: TimerStore,
+        store: Stores,
         committed: Offsets,
         log_starts: Callable[[Offsets], Offsets],
         all_epochs: Mapping[SourceName, DecodeEpochs],

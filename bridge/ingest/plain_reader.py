@@ -27,10 +27,10 @@ from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode_records import decode_records
 from bridge.kafka.construction import made
 from bridge.kafka.errors import records_gone
+from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.received import Record, headers_of
 from timerstore.rows.position import OFFSET_MAX
-from timerstore.rows.sources import SourceName
 
 Offsets = Mapping[SourceName, int]
 

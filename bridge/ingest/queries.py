@@ -31,11 +31,11 @@ from bridge.kafka.errors import records_gone
 from bridge.spark.errors import JAVA_ENDED, failures_named, named_failure, ranges
 from bridge.spark.scratch import in_memory
 from bridge.spark.session import quiet, want
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import Beat
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ class Queries:
         make_query: Callable[[SparkSession, FrameReceiver], Query],
         shared: Readers,
         take: Take,
-        store: TimerStore,
+        store: Stores,
         suspects: Suspects,
         log_starts: Callable[[Offsets], Offsets],
         executor_host: str | None,

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode import decode
+from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
-from timerstore.rows.sources import SourceName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

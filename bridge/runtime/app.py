@@ -45,13 +45,13 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.spark import session as spark
 from bridge.start.identity_watch import IdentityWatch, LookResult
+from bridge.stores.names import SourceName
 from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, Repeating, dispatcher_s
 from bridge.telemetry.http import ManagementServer, Protection
 from bridge.telemetry.logins import Logins
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from timerstore.clock import Clock, ClockWatch, SystemClock
-from timerstore.rows.sources import SourceName
 
 LOOK_INTERVAL_S: Final = 1.0
 CONNECTING_INTERVAL_S: Final = 0.05

@@ -1,6 +1,6 @@
 """Partitions that are temporarily left out, as if another instance owned them, so that they do not block others.
 
-A partition of a delay topic that accepts no writes keeps its own P (`TimerStore.hold`). If it has pending rows that are
+A partition of a delay topic that accepts no writes keeps its own P (`Stores.hold`). If it has pending rows that are
 output by offset (rejects, cancels to be forwarded), its O stops as well, and later rows cannot be flushed. In the end
 they leave no room for others. Then a new pipeline starts without the partition, and later one with it.
 """
@@ -12,8 +12,8 @@ from typing import Final
 
 import structlog
 
+from bridge.stores.names import SourceName
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
 
 LOOKS: Final = 3
 """The number of consecutive looks at which the partition must leave no room."""

@@ -1,6 +1,6 @@
 """Maintenance: the thread that flushes the store, loads its windows, reclaims and compacts its segments.
 
-One thread does all of it, as `timerstore.operations.maintenance` requires. Reclaiming frees space, so it precedes the
+One thread does all of it, for all partitions, as `Upkeep` requires. Reclaiming frees space, so it precedes the
 work that needs space. A full disk does not stop the loading of windows. A damaged segment is set aside, and the
 pipeline starts again from the other segments and Kafka.
 """
@@ -17,16 +17,17 @@ import structlog
 
 from bridge.errors import BridgeError
 from bridge.ingest.watch.guarded import guarded
+from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
 from timerstore.errors import Closed, DiskFull
-from timerstore.log.timerlog import read_window
-from timerstore.store import TimerStore
 
 BUSY_WAIT_S: Final = 0.05
 IDLE_WAIT_S: Final = 0.5
 RECLAIM_INTERVAL_S: Final = 1.0
+LEFT_INTERVAL_S: Final = 60.0
+"""The interval of looks at the indexes of partitions that other instances have."""
 COMPACT_INTERVAL_S: Final = 5.0
 """The interval of checks whether a compaction is worthwhile. A running one continues window by window."""
 COMPACT_AGAIN_S: Final = 60.0
@@ -38,13 +39,13 @@ log = structlog.get_logger("bridge.runtime.maintenance_thread")
 
 
 class MaintenanceThread:
-    """Runs `store.maintenance` until stopped. `on_corrupt` asks for a rebuild; `beat` is called before each step, even
+    """Runs `store.upkeep` until stopped. `on_corrupt` asks for a rebuild; `beat` is called before each step, even
     an idle one."""
 
     def __init__(
         self,
         *,
-        store: TimerStore,
+        store: Stores,
         clock: Clock,
         metrics: Metrics,
         on_corrupt: Callable[[], None],
@@ -65,6 +66,7 @@ class MaintenanceThread:
         self._asked: deque[Callable[[], bool]] = deque()
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._reclaimed_s = 0.0
+        self._left_s = 0.0
         self._flush_s = 0.0
         self._compact_s = 0.0
         self.disk_is_full = False
@@ -102,7 +104,7 @@ class MaintenanceThread:
 
     def flush(self) -> None:
         """Flush once more after `stop`, so that a restart has little to read again. Ignores a full disk."""
-        self._store.maintenance.abandon_compaction()
+        self._store.upkeep.abandon_compaction()
         try:
             self._flush()
         except DiskFull as full:
@@ -141,15 +143,19 @@ class MaintenanceThread:
         if now_s - self._reclaimed_s >= RECLAIM_INTERVAL_S:
             self._reclaimed_s = now_s
             try:
-                self._store.maintenance.reclaim(self._clock.now_ms())
+                self._store.upkeep.reclaim(self._clock.now_ms())
             except DiskFull as full:
                 self._note_full(full)
+        if now_s - self._left_s >= LEFT_INTERVAL_S:
+            self._left_s = now_s
+            if removed := self._store.remove_left(self._clock.now_ms()):
+                log.info("indexes-removed", partitions=removed)
 
     def _flush_due(self) -> bool:
         if self._clock.monotonic_s() < self._flush_s:
             return False
-        is_due = self._store.maintenance.flush_due(self._clock.now_ms())
-        if is_due and not self._try_flush():
+        is_due = self._store.upkeep.flush_due(self._clock.now_ms())
+        if is_due and not self._try_flush(only_due=True):
             return False
         if self.disk_is_full:
             self.disk_is_full = False
@@ -162,19 +168,19 @@ class MaintenanceThread:
         if began_s < self._compact_s:
             return
         self._beat(self._compact_budget_s)
-        maintenance = self._store.maintenance
+        upkeep = self._store.upkeep
         segments = self._store.stats().segments
         try:
-            window = maintenance.compaction_window(self._clock.now_ms())
-            if window is not None:
+            reading = upkeep.next_compaction(self._clock.now_ms())
+            if reading is not None:
                 self._beat()
-                maintenance.compact(window, read_window(window, self._store.sources))
+                upkeep.compact(reading, reading.read())
         except DiskFull as full:
             # A compaction needs space before it frees any. No other work depends on it.
             log.warning("compaction-put-off", reason=full.message, hint=full.hint)
             self._compact_s = began_s + COMPACT_AGAIN_S
             return
-        if window is not None:
+        if reading is not None:
             self._metrics.compaction.observe(self._clock.monotonic_s() - began_s)
             return
         left = self._store.stats().segments
@@ -184,36 +190,36 @@ class MaintenanceThread:
             self._compact_s = began_s + COMPACT_INTERVAL_S
 
     def _load_window(self) -> bool:
-        window = self._store.wheel.next_window(self._clock.now_ms())
-        if window is None:
+        reading = self._store.upkeep.next_window(self._clock.now_ms())
+        if reading is None:
             return False
-        began_s = self._clock.monotonic_s()
-        admitted = self._store.wheel.admit(window, read_window(window, self._store.sources))
+        began_s, window = self._clock.monotonic_s(), reading.window
+        admitted = self._store.upkeep.admit(reading, reading.read())
         self._metrics.window.observe(self._clock.monotonic_s() - began_s)
         log.debug("window-loaded", segments=len(window.segments), until_ms=window.upper.at_ms, admitted=admitted)
         return True
 
-    def _try_flush(self) -> bool:
+    def _try_flush(self, *, only_due: bool = False) -> bool:
         try:
-            self._flush()
+            self._flush(only_due=only_due)
         except DiskFull as full:
             self._note_full(full)
             self._flush_s = self._clock.monotonic_s() + FLUSH_AGAIN_S
             return False
         return True
 
-    def _flush(self) -> None:
+    def _flush(self, *, only_due: bool = False) -> None:
         self._beat(self._flush_budget_s)
         began_s = self._clock.monotonic_s()
-        flushed = self._store.maintenance.flush(self._clock.now_ms())
+        flushed = self._store.upkeep.flush(self._clock.now_ms(), only_due=only_due)
         if flushed.rows:
             self._metrics.flush.observe(self._clock.monotonic_s() - began_s)
             log.debug("segment-written", rows=flushed.rows, bytes=flushed.bytes)
 
     def _note_full(self, full: DiskFull) -> None:
         """Free the space of a running compaction: the flush needs it more."""
-        self._store.maintenance.abandon_compaction()
-        given = self._store.maintenance.drop_aside()
+        self._store.upkeep.abandon_compaction()
+        given = self._store.upkeep.drop_aside()
         if given:
             log.warning("set-aside-removed", files=given, reason=full.message)
         if not self.disk_is_full:

@@ -8,11 +8,10 @@
 
 The pipeline follows changes of the assignment: only the partitions that come or go are touched.
 
-    go     flush; hold the dispatcher between two transactions (some 40 ms); remove their rows from the store; go on.
-           A crash is one before or after the revocation: only the flush is written
-    come   plan for them as at a start; count their rows in the index; add them to the store, where they are held until
-           they are read up to their O, and commands above it, too; hand them to the dispatcher. A crash before their
-           first commit leaves their committed states unchanged
+    go     flush; hold the dispatcher between two transactions (some 40 ms); close their stores; go on. A crash is one
+           before or after the revocation: only the flush is written
+    come   plan for them as at a start; open their stores; read them up to their O, and commands above it, too; hand
+           them to the dispatcher. A crash before their first commit leaves their committed states unchanged
 
 A second change in between drops partitions that have not come yet; they are planned anew. The pipeline is stopped and
 replaced if it cannot follow (no partition is left; the open transaction did not end; partitions were lost; the index
@@ -49,10 +48,13 @@ from bridge.spark.session import end_jvm, intact
 from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan
 from bridge.start.identity_watch import IdentityWatch, LookResult
-from bridge.start.index import as_bridge_errors, find_index, open_index
+from bridge.start.index import Indexes, as_bridge_errors, find_index, find_indexes, make_stores, openings
 from bridge.start.retention import RetentionGuard, ingest_start
 from bridge.start.roll_window import Windows, decode_parameters, limits_of
 from bridge.start.suspects import make_suspects
+from bridge.stores.directory import StoreDirectory
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Prepared, Stores
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
 from bridge.telemetry.metrics import Metrics
@@ -60,8 +62,6 @@ from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
 from timerstore.operations import recovery
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,8 +122,8 @@ class Pipeline:
         self._ingest: Ingest | None = None
         self._suspects: Suspects | None = None
         self._maintenance: MaintenanceThread | None = None
-        self._found: recovery.Found | None = None
-        self.store: TimerStore | None = None
+        self._directory: StoreDirectory | None = None
+        self.store: Stores | None = None
         self.retention: RetentionGuard | None = None
 
     # ---- life
@@ -136,30 +136,35 @@ class Pipeline:
         self._must_be_at_rest()
         context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
         replaced, now_ms = context.identity.replaced, context.clock.now_ms()
-        found = self._found = find_index(context.settings, context.cluster, now_ms, without=replaced)
-        plan = self._plan(found, self._owned, self._member)
+        directory = self._directory = find_index(context.settings, context.cluster, without=replaced)
+        indexes = find_indexes(directory, self._owned, now_ms)
+        plan = self._plan(indexes, self._owned, self._member)
         if plan is None or self._cancelled.is_set():
             return False
         self._windows = plan.windows
         self.retention = RetentionGuard(context.settings, plan.windows, context.clock, context.on_rebuild)
         self.retention.expect(plan.states)
-        store = self.store = self._open(found, plan)
-        start = ingest_start(context.cluster, plan, store.resume_offsets(), store.held_below(plan.states), now_ms)
+        store = self.store = make_stores(directory, context.cluster, context.settings, plan)
+        work = LongWork(context.health, context.clock, "recovering", "partitions opened")
+        with as_bridge_errors():
+            prepared = store.prepare(openings(indexes, plan, now_ms), now_ms, work.report)
+        resume = prepared.resume_offsets()
+        start = ingest_start(context.cluster, plan, resume, prepared.held_below(), now_ms)
+        store.add(prepared, start, _ends(plan))
         log.info(
             "index-opened",
             partitions=len(self._owned),
-            without_index=sum(covered is None for covered in store.resume_offsets().values()),
+            without_index=sum(covered is None for covered in resume.values()),
             read_again=sum(max(0, offset - start[name]) for name, offset in plan.committed.items()),
             segments=store.stats().segments,
             reports=list(store.reports),
         )
-        store.start_at(start, {name: end for name, end in _ends(plan).items() if name in start})
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
         ingest = self._ingest = self._make_ingest(store, plan)
-        cut = recovery.unseen_cuts(found, plan.cuts).keys()
-        if cut and cut < plan.states.keys():  # they are read from the start of their logs; the others do not wait
-            store.assignment.postpone(cut, context.clock.now_ms())
+        cut = {name for name, cuts in plan.cuts.items() if recovery.unseen_in(indexes[name], cuts) is not None}
+        if cut < plan.states.keys():  # they are read from the start of their logs; the others do not wait
+            store.postpone(cut)
         if self._cancelled.is_set():
             return False
         work = LongWork(context.health, context.clock, "catching-up", "records up to the committed offsets")
@@ -167,6 +172,8 @@ class Pipeline:
         ingest.catch_up(lambda done, total: self._catching_up(work, store, done, total))
         if self._cancelled.is_set():
             return False
+        with as_bridge_errors():
+            directory.drop_index_of_earlier_version()
         with self._changing:
             if self._cancelled.is_set():
                 return False
@@ -175,13 +182,11 @@ class Pipeline:
             self._follows = True
         return True
 
-    def _catching_up(self, work: LongWork, store: TimerStore, done: int, total: int) -> None:
+    def _catching_up(self, work: LongWork, store: Stores, done: int, total: int) -> None:
         """Report progress. A corrupt batch, a lost leader or lost records block only their partition, not the start."""
         work.report(done, total)
         silent = self._context.identity.silent & store.next_offsets().keys()
-        held = (silent | self.corrupt_batches().keys()) - set(store.assignment.joining())
-        if held:
-            store.assignment.postpone(held, self._context.clock.now_ms())
+        store.postpone(silent | self.corrupt_batches().keys())
         if self._context.look() is not LookResult.NONE:
             self.cancel()
 
@@ -218,9 +223,9 @@ class Pipeline:
                 log.warning("last-flush-failed", reason=error.message, hint=error.hint)
         if self.store is not None:
             self.store.close()
-        if self._found is not None:
-            self._found.release()
-            self._found = None
+        elif self._directory is not None:
+            self._directory.release()
+        self._directory = None
         return True
 
     # ---- partitions that come and go
@@ -262,9 +267,8 @@ class Pipeline:
             gone = names & here
             self._joins += 1  # partitions that have not come yet are planned anew
             if gone:
-                store.assignment.give_up(gone, self._context.clock.now_ms())
+                store.close_partitions(gone)
                 ingest.give_up(gone)
-                maintenance.ask(store.assignment.settle)
             self._owned = frozenset(here - names)
             self._member = replace(self._member, revocations=revocations)
             self._context.dispatcher.go_on_without(gone, revocations)
@@ -279,22 +283,18 @@ class Pipeline:
 
     def _take_on(self, come: frozenset[SourceName], member: Membership) -> bool:
         """Begin to take on partitions; False if the pipeline must be replaced."""
-        store, ingest, maintenance = self.store, self._ingest, self._maintenance
-        if store is None or ingest is None or maintenance is None:
+        store, ingest, maintenance, directory = self.store, self._ingest, self._maintenance, self._directory
+        if store is None or ingest is None or maintenance is None or directory is None:
             return False
-        index = recovery.Found(
-            directory=store.state.directory, descriptor=-1, identity=store.state.identity,
-            checkpoint=store.state.checkpoint,
-        )  # fmt: skip
-        plan = self._plan(index, come, member)
-        if plan is None:
-            return True  # the assignment has changed again
-        progress, frozen, cuts = plan.progress, plan.frozen, plan.cuts
-        resume = store.assignment.resume_offsets(progress, frozen, plan.log_starts, cuts)
-        if resume is None or plan.gives_up_index or not self._spans(plan.windows):
+        if not all(name in store.sources for name in come):
             return False
         now_ms = self._context.clock.now_ms()
-        start = ingest_start(self._context.cluster, plan, resume, store.held_below(resume), now_ms)
+        indexes = find_indexes(directory, come, now_ms)
+        plan = self._plan(indexes, come, member)
+        if plan is None:
+            return True  # the group says something else now
+        if not self._spans(plan.windows):
+            return False
         if self.retention is not None:
             self.retention.expect(plan.states)
         with self._changing:
@@ -302,23 +302,28 @@ class Pipeline:
                 return True
             self._owned |= come
             turn = self._joins
+        prepared: Prepared | None = None
+        start: Mapping[SourceName, int] = {}
 
         def join() -> bool:
-            arrival = store.assignment.arrival(progress, frozen, cuts)
+            nonlocal prepared, start
+            if prepared is None:
+                with as_bridge_errors():
+                    prepared = store.prepare(openings(indexes, plan, now_ms), now_ms)
+                resume = prepared.resume_offsets()
+                start = ingest_start(self._context.cluster, plan, resume, prepared.held_below(), now_ms)
+            ready = prepared
 
             def add() -> bool:
                 with self._changing:
                     if turn != self._joins or not self._follows:
-                        return False
-                    if store.assignment.resume_offsets(progress, frozen, plan.log_starts, cuts) != resume:
-                        self.abandon()
-                        self._context.on_rebuild()
+                        ready.close()
                         return False
                     self._epochs.update({name: state.epochs for name, state in plan.states.items()})
                     ends = _ends(plan)
                     self._context.on_plan(plan)
                     self._context.dispatcher.expect(plan.states, ends)
-                    store.assignment.join(arrival, plan.log_starts, start, ends, self._context.clock.now_ms())
+                    store.add(ready, start, ends, is_waited_for=False)
                 behind = sum(max(0, offset - start[name]) for name, offset in plan.committed.items())
                 log.info("partitions-come", partitions=_names(come), read_again=behind)
                 return True
@@ -396,7 +401,7 @@ class Pipeline:
 
     def alarms(self) -> tuple[str, ...]:
         """Warnings for the operator while delivery continues."""
-        joining = [] if self.store is None else self.store.assignment.joining()
+        joining = [] if self.store is None else self.store.catching_up()
         unread = () if self._suspects is None else self._suspects.alarms()
         come = (f"new partitions are being read up to their committed offsets: {_names(joining)}",)
         kept = () if self.retention is None else self.retention.alarms()
@@ -415,7 +420,7 @@ class Pipeline:
                 code="DB-3034",
             )
 
-    def _plan(self, found: recovery.Found, owned: frozenset[SourceName], member: Membership) -> StartPlan | None:
+    def _plan(self, indexes: Indexes, owned: frozenset[SourceName], member: Membership) -> StartPlan | None:
         context = self._context
         limits = limits_of(context.cluster, sorted({topic for topic, _ in owned}))
         parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
@@ -426,7 +431,7 @@ class Pipeline:
         def facts() -> StartFacts | None:
             with as_bridge_errors():
                 facts = gather(
-                    context.ownership, context.cluster, owned, parameters=parameters, limits=limits, found=found,
+                    context.ownership, context.cluster, owned, parameters=parameters, limits=limits, indexes=indexes,
                     taken_back=context.dispatcher.doubts.torn.taken_back,
                 )  # fmt: skip
             if context.identity.holds_cut(context.cluster, facts):
@@ -440,26 +445,14 @@ class Pipeline:
             self.topic_ids = {**self.topic_ids, **{name[0]: state.topic_id for name, state in plan.states.items()}}
         return plan
 
-    def _open(self, found: recovery.Found, plan: StartPlan) -> TimerStore:
-        context = self._context
-        topics = context.cluster.topics(sorted(context.settings.delay_topics))
-        partitions = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
-        now_ms = context.clock.now_ms()
-        if plan.gives_up_index:
-            with as_bridge_errors():
-                found = recovery.give_up(found, now_ms)
-        self._found = None  # from here on the store owns the lock, even if the opening fails
-        work = LongWork(context.health, context.clock, "recovering", "segments opened")
-        return open_index(found, plan, context.settings, partitions, now_ms, work.report)
-
-    def _make_maintenance(self, store: TimerStore) -> MaintenanceThread:
+    def _make_maintenance(self, store: Stores) -> MaintenanceThread:
         context = self._context
         return MaintenanceThread(
             store=store, clock=context.clock, metrics=context.metrics,
             on_corrupt=context.on_rebuild, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
         )  # fmt: skip
 
-    def _make_ingest(self, store: TimerStore, plan: StartPlan) -> Ingest:
+    def _make_ingest(self, store: Stores, plan: StartPlan) -> Ingest:
         context, settings = self._context, self._context.settings
         all_epochs = self._epochs = {name: state.epochs for name, state in plan.states.items()}
 

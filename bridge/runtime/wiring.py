@@ -46,6 +46,8 @@ from bridge.settings.model import Settings
 from bridge.spark import session as spark
 from bridge.spark.transactions import coordinators
 from bridge.start.first_commits import StartPlan
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import CALLS_S, Heartbeats, Repeating
 from bridge.telemetry.heartbeats import LOOK_S as ANSWER_S
 from bridge.telemetry.http import Protection
@@ -55,8 +57,6 @@ from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState, decode_metadata
 from bridge.wire.headers import AS_DUE_MS
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,7 +130,7 @@ def make_resuming(
     """The thread that brings messages forward after a pause of their target."""
     settings, cluster = context.settings, context.cluster
 
-    def store() -> TimerStore | None:
+    def store() -> Stores | None:
         running = pipeline()
         return None if running is None or context.health.phase.name != "running" else running.store
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -13,12 +14,12 @@ from bridge.kafka.admin import Cluster, Topic, Watermarks
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.roll_window import TopicLimits
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.clock import Clock
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
-from timerstore.rows.sources import SourceName
 
 FIRST_COMMITS_S: Final = Wait.OTHERS_COMMITS.s
 """How long another instance has to make the first commits."""
@@ -74,11 +75,11 @@ def gather(
     *,
     parameters: Mapping[str, DecodeParameters],
     limits: Mapping[str, TopicLimits],
-    found: Found | None = None,
+    indexes: Mapping[SourceName, Found] = MappingProxyType({}),
     taken_back: TakenBack = lambda _: {},
 ) -> StartFacts:
-    """The facts of the delay topics in `parameters`; `found` is the directory. The states of owned partitions that are
-    `taken_back` are committed first.
+    """The facts of the delay topics in `parameters`; `indexes` are those of the directory. The states of owned
+    partitions that are `taken_back` are committed first.
 
     Raises StateError when a topic does not exist, or the committed state of an owned partition cannot be read,
     SilentLogs where the leader of one does not answer, EnvironmentFailure without any answer, DiskFailure.
@@ -88,7 +89,7 @@ def gather(
     read = group.read_committed_states(names, strict=owned)
     read |= _committed_again(group, taken_back({name: read.get(name) for name in owned}))
     committed = {name: state for name, state in read.items() if state is not None}
-    covered = {} if found is None or found.checkpoint is None else found.checkpoint.offsets
+    covered = {n: each.checkpoint.offset for n, each in indexes.items() if each.checkpoint is not None}
     just_covered = {
         name for name, state in committed.items() if state.first_offset and covered.get(name) == state.first_offset
     }
@@ -101,9 +102,9 @@ def gather(
         parameters=parameters,
         committed=committed,
         limits=limits,
-        covered=covered,
+        covered={name: offset for name, offset in covered.items() if offset is not None},
         unreadable=frozenset(names) - read.keys(),
-        holds_given_up=found is not None and recovery.holds(found, just_covered & owned),
+        holds_given_up=frozenset(name for name in just_covered & owned if recovery.holds_rows(indexes[name])),
     )
 
 

@@ -25,6 +25,7 @@ from typing import Final
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Watermarks
 from bridge.start.roll_window import TopicLimits, Windows
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import (
     RESET,
     CommittedState,
@@ -35,7 +36,7 @@ from bridge.wire.committed_state import (
     merged,
 )
 from bridge.wire.decode_epochs import DecodeParameters
-from timerstore.rows.sources import Cuts, NamedState, NamedStep, SourceName
+from timerstore.rows.cuts import Cuts
 
 ANOTHER_TOPIC: Final = "DB-4014"
 """The code of `another_topic`."""
@@ -81,9 +82,9 @@ class StartFacts:
 
     `owned` are this instance's partitions. For each delay topic with owned partitions: `topics`, the configured decode
     `parameters`, and `limits`. `committed` has the state of every partition of these topics with a commit, for any
-    owner; `unreadable` are other instances' partitions with an unreadable commit. `covered` is O_c of each partition in
-    the index's checkpoint. `holds_given_up`: the index has rows of a partition below an offset that an operator has
-    given up, and covers it just up to there.
+    owner; `unreadable` are other instances' partitions with an unreadable commit. `covered` is O_c of each partition's
+    index. `holds_given_up`: partitions whose index has rows below an offset that an operator has given up, and ends
+    just there.
     """
 
     owned: frozenset[SourceName]
@@ -93,7 +94,7 @@ class StartFacts:
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
     covered: Mapping[SourceName, int] = field(default_factory=dict)
     unreadable: frozenset[SourceName] = frozenset()
-    holds_given_up: bool = False
+    holds_given_up: frozenset[SourceName] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +125,8 @@ class StartPlan:
 
     By owned partition: `states` are the committed states with the decode epochs from now on; `log_marks` are the start
     and end of the log; `log_starts` are the offsets from which the log counts for the index. By delay topic: `windows`,
-    and `spare_ms`, the longest downtime before unfinished records are deleted (absent: unlimited). `gives_up_index`: an
-    operator has given up messages that the index may hold (`delay-bridge reset-offsets`).
+    and `spare_ms`, the longest downtime before unfinished records are deleted (absent: unlimited). `gives_up_index`:
+    partitions with messages in the index, perhaps, that an operator has given up (`delay-bridge reset-offsets`).
     """
 
     states: Mapping[SourceName, CommittedState]
@@ -133,7 +134,7 @@ class StartPlan:
     log_starts: Mapping[SourceName, int]
     windows: Mapping[str, Windows]
     spare_ms: Mapping[str, int]
-    gives_up_index: bool
+    gives_up_index: frozenset[SourceName]
     pauses: Said = ()
     """The pauses of targets, merged from all partitions."""
 
@@ -143,19 +144,9 @@ class StartPlan:
         return {name: state.offset for name, state in self.states.items()}
 
     @property
-    def progress(self) -> dict[SourceName, NamedState]:
-        """(O, P) by partition, for the store."""
-        return {name: (state.offset, state.position) for name, state in self.states.items()}
-
-    @property
     def cuts(self) -> dict[SourceName, Cuts]:
         """The cuts of the logs, by partition."""
         return {name: state.cuts for name, state in self.states.items()}
-
-    @property
-    def frozen(self) -> dict[SourceName, tuple[NamedStep, ...]]:
-        """Frozen steps by partition; partitions without steps are absent."""
-        return {name: state.frozen for name, state in self.states.items() if state.frozen}
 
     def ingest_start(
         self, covered: Mapping[SourceName, int | None], held: Mapping[SourceName, int]
@@ -211,11 +202,13 @@ def _plan(
         largest_ms = largest_roll_window_ms(state for (name, _), state in states.items() if name == topic)
         windows[topic] = Windows(current_ms=parameters.roll_window_ms, largest_ms=largest_ms)
     covered = facts.covered
-    gives_up = facts.holds_given_up or any(
-        covered[name] < state.first_offset for name, state in states.items() if name in covered
-    )
+    gives_up = {
+        name
+        for name, state in states.items()
+        if name in facts.holds_given_up or (name in covered and covered[name] < state.first_offset)
+    }
     # For a partition that was once given up, records outside the index do not count, wherever its log begins.
-    kept = {} if gives_up else covered
+    kept = covered.keys() - gives_up
     given_up = {name for name, state in states.items() if state.first_offset and name not in kept}
     return StartPlan(
         states=states,
@@ -227,7 +220,7 @@ def _plan(
             for topic, limits in facts.limits.items()
             if limits.retention_ms >= 0
         },
-        gives_up_index=gives_up,
+        gives_up_index=frozenset(gives_up),
         pauses=merged(pause for state in facts.committed.values() for pause in state.pauses),
     )
 

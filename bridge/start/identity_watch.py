@@ -36,11 +36,11 @@ from bridge.start.identity import (
     stretches,
 )
 from bridge.start.roll_window import TOO_SHORT
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 LOOK_S: Final = 5.0
 """The interval of looks while no partition is delivered."""
@@ -199,7 +199,7 @@ class IdentityWatch:
         self,
         group: Ownership,
         cluster: Cluster,
-        store: TimerStore | None = None,
+        store: Stores | None = None,
         topic_ids: Mapping[str, str] = MappingProxyType({}),
         looked: Mapping[SourceName, Looked] | None = MappingProxyType({}),
         *,

@@ -12,13 +12,13 @@ from bridge.ingest.batches.reader import BatchReader, CorruptBatch, End, Found, 
 from bridge.install import connector
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.settings.clients import java_client
+from bridge.stores.names import SourceName
 from bridge.wire.received import Record
 from dev.harness.kafka import Outgoing, Topics, produce
 from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
 from tests.system.damage import VERSION, flip_a_bit
 from tests.system.raw import RawRecord, produce_raw
-from timerstore.rows.sources import SourceName
 
 pytestmark = pytest.mark.system
 

@@ -11,6 +11,7 @@ from confluent_kafka import Producer, TopicPartition
 from bridge.errors import StateError
 from bridge.ingest.plain_reader import PlainReader, by_source
 from bridge.settings.clients import librdkafka
+from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.kafka import Outgoing, Topics, produce
 from dev.harness.waiting import wait_until
@@ -18,7 +19,6 @@ from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
 from tests.system.damage import VERSION, flip_a_bit
 from tests.system.raw import RawRecord, produce_raw
-from timerstore.rows.sources import SourceName
 
 pytestmark = pytest.mark.system
 

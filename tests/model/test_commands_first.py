@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 from bridge.delivery import commands_first as module
 from bridge.delivery.commands_first import CommandsFirst
 from bridge.errors import EnvironmentFailure
+from bridge.stores.names import SourceName
 from bridge.wire import headers as h
 from tests.manual_clock import ManualClock
 from tests.model.dispatch_rig import DELAY, DispatchRig
 from timerstore.rows.position import AT_MIN
-from timerstore.rows.sources import SourceName
 
 HERE: SourceName = (DELAY, 0)
 ELSEWHERE: SourceName = (DELAY, 1)
@@ -169,10 +169,10 @@ def test_a_partition_that_joins_waits_for_its_commands_alone(rig: DispatchRig) -
     rig.follow({HERE, ELSEWHERE, THERE})
     rig.timer(1, 10, "orders")
     step(rig, 20)
-    assert rig.followed and orders(rig) == 1 and rig.store.assignment.joining() == [HERE]
+    assert rig.followed and orders(rig) == 1 and rig.store.catching_up() == [HERE]
     rig.reads = {}
     step(rig, 30)
-    assert orders(rig) == 1 and not rig.store.assignment.joining()
+    assert orders(rig) == 1 and not rig.store.catching_up()
     assert rig.store.next_wakeup_ms() in (None, AT_MIN)
 
 

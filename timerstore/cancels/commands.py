@@ -1,6 +1,6 @@
 """Commands that are decided in the transaction which finishes them: moves, and cancels that are answered (I7).
 
-A command at offset d of a source names originals of it, or an id. It has no effect before its transaction: until then
+A command at offset d names originals, or an id. It has no effect before its transaction: until then
 the messages are delivered as if there were no command, and are told to have left. Of several that it names each has a
 decision of its own.
 
@@ -37,10 +37,8 @@ import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels.digests import Digests, concat_digests
-from timerstore.cancels.id_index import Seeds
 from timerstore.rows.entry import UNCOPYABLE
-from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Positions, offsets_of, pack, sources_of
-from timerstore.rows.sources import Sources
+from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, Positions
 
 WAITING_MS_MAX: Final = 10_000
 """How long a command that was written is waited for. It takes some tens of milliseconds."""
@@ -75,13 +73,13 @@ class Copied:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Effect:
-    """What one command is about. `seq` is its own, packed; `origin` int64[n] is of `rows`.
+    """What one command is about. `offset` is its own; `origin` int64[n] is of `rows`.
 
     By origin: `named` are the offsets of the originals that it names, in order; `rows` are sorted by origin and offset;
     `payload` has n rows of `entry.PAYLOAD`, of a recall with some columns. By id: `key` is its digest, one row; `rows`
     are `Timers`, sorted by offset, which later commands of the id share: its own are those up to `upto`."""
 
-    seq: int
+    offset: int
     is_move: bool
     is_now: bool = False
     """Whether it is a move to a time that is past when its record is written: it needs no copies."""
@@ -99,14 +97,9 @@ class Effect:
     """What it takes, about."""
 
     @property
-    def source(self) -> int:
-        return self.seq >> OFFSET_BITS
-
-    @property
     def id(self) -> Id:
         """The id that the command names; without one, none."""
-        hi, lo = (0, 0) if self.key is None else (int(self.key.hi[0]), int(self.key.lo[0]))
-        return self.source, hi, lo
+        return (0, 0) if self.key is None else (int(self.key.hi[0]), int(self.key.lo[0]))
 
     def are_uncopyable(self) -> Bools:
         """Which rows of a move by origin are too large for a copy."""
@@ -139,11 +132,11 @@ class Decided:
     """Originals that are acted on, of which copies may be under way as well: they need the command once more."""
 
     def written(self) -> list[Int64s]:
-        """The originals, packed, about which it has commands by origin written."""
+        """The originals about which it has commands by origin written."""
         by_origin = self.named if self.decision is Decision.AGAIN or self.effect.named is None else self.behind
         if by_origin is None or self.decision not in (Decision.AGAIN, Decision.ACT) or not len(by_origin):
             return []
-        return [packed_in(self.effect.source, by_origin)]
+        return [within_reach(by_origin)]
 
 
 def of_all(effect: Effect, decision: Decision) -> list[Decided]:
@@ -163,13 +156,13 @@ def passed_over(effect: Effect, later: Effect, named: Int64s, *, waits: bool) ->
     return [Decided(effect=effect, decision=each, live=_NONE, named=part) for each, part in parts if len(part)]
 
 
-def named_among(effect: Effect, named: Int64s, packed: Collection[int]) -> Bools:
-    """Which of these originals are among some, packed."""
-    return np.array([each in packed for each in packed_in(effect.source, named).tolist()], dtype=np.bool_)
+def named_among(named: Int64s, some: Collection[int]) -> Bools:
+    """Which of these originals are among some."""
+    return np.array([each in some for each in within_reach(named).tolist()], dtype=np.bool_)
 
 
 class InTransit:
-    """Copies that were written and not read back yet: packed sources and origins, and digests of their ids."""
+    """Copies that were written and not read back yet: their origins, and digests of their ids."""
 
     def __init__(self) -> None:
         self._origins: Int64s = np.empty(0, np.int64)
@@ -200,11 +193,6 @@ class InTransit:
         left: Int64s = np.repeat(found, counts - np.bincount(at[gone], minlength=len(found)))
         return left
 
-    def give_up(self, sources: Collection[int]) -> None:
-        """Forget the copies of some sources."""
-        kept = ~np.isin(sources_of(self._origins), list(sources))
-        self._origins, self._ids, self._ordered = self._origins[kept], self._ids[kept], None
-
     def add_all(self, other: InTransit) -> None:
         """Copies of a transaction that was committed."""
         if len(other):
@@ -215,15 +203,16 @@ class InTransit:
         if not len(self):
             return self._origins
         if effect.named is None:
-            _, hi, lo = effect.id
-            return offsets_of(self._origins[(self._ids.hi == hi) & (self._ids.lo == lo)])
+            hi, lo = effect.id
+            found: Int64s = self._origins[(self._ids.hi == hi) & (self._ids.lo == lo)]
+            return found
         if self._ordered is None:
             self._ordered = np.sort(self._origins, kind="stable")
-        return effect.named[among(packed_in(effect.source, effect.named), self._ordered)]
+        return effect.named[among(within_reach(effect.named), self._ordered)]
 
 
 class Waiting:
-    """Originals (packed) about which commands by origin have been written, once more or for one by id, and are not
+    """Originals about which commands by origin have been written, once more or for one by id, and are not
     decided yet: missed ticks are put off until then. What was written long ago may have been read as a reject, and
     counts no more."""
 
@@ -251,25 +240,22 @@ class Waiting:
         until_ms = [self._counts.get(each, (0, 0))[1] for each in origins.tolist()]
         return np.array(until_ms, np.int64) > now_ms
 
-    def forget(self, sources: Collection[int], now_ms: int) -> None:
-        """Those of some sources, and those of long ago."""
-        gone = [
-            key for key, (_, until_ms) in self._counts.items() if key >> OFFSET_BITS in sources or until_ms <= now_ms
-        ]
-        for key in gone:
+    def forget(self, now_ms: int) -> None:
+        """Those of long ago."""
+        for key in [key for key, (_, until_ms) in self._counts.items() if until_ms <= now_ms]:
             del self._counts[key]
 
 
-Id = tuple[int, int, int]
-"""A source, and the digest of an id of it."""
+Id = tuple[int, int]
+"""The digest of an id."""
 
 
 class Commands:
     """Effects of commands that are not finished. Guarded by the store's lock, but for `effects_of`."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self) -> None:
         self.effects: dict[int, Effect] = {}
-        """By the command's `seq`."""
+        """By the command's offset."""
         self.in_transit = InTransit()
         self.again: Counter[Id] = Counter()
         """Commands by id that were written again, and are not decided yet: later ones of the id go behind them."""
@@ -277,48 +263,38 @@ class Commands:
         self.recalling = Waiting()
         """The same for recalls: moves by id leave these originals to them."""
         self.bytes = 0
-        self.seeds = Seeds(sources)
 
-    def take_in(
-        self, effects: Sequence[Effect], finished: Callable[[Positions], Bools], is_unread: Callable[[int], bool]
-    ) -> None:
+    def take_in(self, effects: Sequence[Effect], finished: Callable[[Positions], Bools], *, is_unread: bool) -> None:
         """Commands that were read, after the copies that were read with them have been taken out of what is in transit.
-        `is_unread` says of a source whether copies that an earlier process wrote may be unread. What has been finished
-        since the commands' rows were looked up may have left as a copy."""
+        `is_unread`: copies that an earlier process wrote may be unread. What has been finished since the commands' rows
+        were looked up may have left as a copy."""
         if not effects:
             return
         distinct = _distinct(effects)
-        at, seq = [each.rows.at for each in distinct], [each.rows.seq for each in distinct]
-        gone = finished(Positions(np.concatenate(at), np.concatenate(seq)))
-        ends = np.cumsum([len(each) for each in seq])[:-1]
+        at, offset = [each.rows.at for each in distinct], [each.rows.offset for each in distinct]
+        gone = finished(Positions(np.concatenate(at), np.concatenate(offset)))
+        ends = np.cumsum([len(each) for each in offset])[:-1]
         for effect, left in zip(distinct, np.split(gone, ends), strict=True):
             effect.copied.add(self.in_transit.of(effect), effect.origin[left])
-            effect.copied.is_unsure |= is_unread(effect.source)
-        self.effects.update((effect.seq, effect) for effect in effects)
+            effect.copied.is_unsure |= is_unread
+        self.effects.update((effect.offset, effect) for effect in effects)
         self.bytes += sum(effect.bytes for effect in effects)
 
     def moved_ids(self) -> set[Id]:
         """The ids that moves name which are not decided."""
         return {each.id for each in self.effects.values() if each.is_move and each.key is not None}
 
-    def forget(self, seqs: Int64s) -> None:
+    def forget(self, offsets: Int64s) -> None:
         """Rows that are finished, commands among them."""
         if self.effects:
-            for seq in self.effects.keys() & set(seqs.tolist()):
-                self.bytes -= self.effects.pop(seq).bytes
+            for offset in self.effects.keys() & set(offsets.tolist()):
+                self.bytes -= self.effects.pop(offset).bytes
 
-    def give_up(self, sources: Collection[int]) -> None:
-        """Sources that are another instance's from now on: what is in transit there, it reads."""
-        self.forget(np.array([seq for seq, each in self.effects.items() if each.source in sources], dtype=np.int64))
-        self.in_transit.give_up(sources)
-        self.forget_waiting(sources, 0)
-        self.again = Counter({key: count for key, count in self.again.items() if key[0] not in sources})
-
-    def note_copied(self, seqs: Int64s, copies: InTransit, read: Int64s) -> None:
-        """Rows that have left as copies; of these, those of the originals `read` (packed) were read already."""
-        ordered = np.sort(seqs)
-        for effect in _distinct(self.effects.values()) if len(seqs) or len(copies) else ():
-            effect.copied.add(copies.of(effect), effect.origin[among(effect.rows.seq, ordered)])
+    def note_copied(self, offsets: Int64s, copies: InTransit, read: Int64s) -> None:
+        """Rows that have left as copies; of these, those of the originals `read` were read already."""
+        ordered = np.sort(offsets)
+        for effect in _distinct(self.effects.values()) if len(offsets) or len(copies) else ():
+            effect.copied.add(copies.of(effect), effect.origin[among(effect.rows.offset, ordered)])
         copies.remove(read)
         self.in_transit.add_all(copies)
 
@@ -326,24 +302,16 @@ class Commands:
         self, written: Sequence[tuple[bool, Int64s]], settled: Sequence[tuple[bool, Int64s]], now_ms: int
     ) -> None:
         """Commands by origin that were written, and those that were decided: whether they are moves, and the originals
-        (packed) that they are about."""
+        that they are about."""
         for moves, originals in settled:
             for waiting in (self.waiting,) if moves else (self.waiting, self.recalling):
                 waiting.remove(originals)
         for moves, originals in written:
             for waiting in (self.waiting,) if moves else (self.waiting, self.recalling):
                 waiting.add(originals, now_ms)
-        self.forget_waiting((), now_ms)
-
-    def forget_waiting(self, sources: Collection[int], now_ms: int) -> None:
-        """What is waited for of some sources, and what was written long ago."""
         for waiting in (self.waiting, self.recalling):
             if len(waiting):
-                waiting.forget(sources, now_ms)
-
-    def digests(self, ids: pa.Array, source: Int64s) -> Digests:
-        """Of ids, zeros where there is none."""
-        return digests_of(ids, source, self.seeds)
+                waiting.forget(now_ms)
 
 
 def _distinct(effects: Iterable[Effect]) -> Collection[Effect]:
@@ -359,16 +327,7 @@ def among(wanted: Int64s, ordered: Int64s) -> Bools:
     return found
 
 
-def packed_in(source: int, offsets: Int64s) -> Int64s:
-    """Originals of one source; an offset that no record can have becomes the largest one."""
-    return pack(np.full(len(offsets), source), np.minimum(offsets, OFFSET_MAX))
-
-
-def digests_of(ids: pa.Array, source: Int64s, seeds: Seeds) -> Digests:
-    """Of ids, zeros where there is none."""
-    found = Digests(np.zeros(len(ids), np.uint64), np.zeros(len(ids), np.uint64))
-    rows = np.flatnonzero(ids.is_valid().to_numpy(zero_copy_only=False))
-    if len(rows):
-        keys = seeds.digest(ids.take(pa.array(rows)), source[rows])
-        found.hi[rows], found.lo[rows] = keys.hi, keys.lo
-    return found
+def within_reach(offsets: Int64s) -> Int64s:
+    """Originals; an offset that no record can have becomes the largest one."""
+    reached: Int64s = np.minimum(offsets, OFFSET_MAX)
+    return reached

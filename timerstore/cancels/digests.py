@@ -1,17 +1,17 @@
 """Digests of ids: what tombstones and the id index know a timer by.
 
-An id is text of any length; here it is 128 bits, MurmurHash3 (Austin Appleby's x64 variant), seeded with the source's
-name, so that equal ids of two partitions are two keys, and so that a key means the same after a restart. Two of n ids
-collide with a chance of about n^2 / 2^129: 10^-19 for ten thousand million of them, far below that of a disk's
-undetected error. A producer that constructs a collision cancels a message in a topic to which it may write cancels
-anyway.
+An id is text of any length; here it is 128 bits, MurmurHash3 (Austin Appleby's x64 variant). Two of n ids collide with
+a chance of about n^2 / 2^129: 10^-19 for ten thousand million of them, far below that of a disk's undetected error. A
+producer that constructs a collision cancels a message in a topic to which it may write cancels anyway.
+
+Cancels and commands by origin have keys of their own: they tell the offset (`lo`), and what they are (`hi`), which an
+id's digest is with a chance of 2^-64.
 
 Whole columns: ids of like length are gathered as one matrix of 64-bit words; there is no loop over rows.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,14 +20,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.rows.position import Bools, Int64s
-from timerstore.rows.sources import SourceName
 
 Uint64s = npt.NDArray[np.uint64]
 
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
 _M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+ORIGIN = np.uint64(0x165667B19E3779F9)
 MOVE = np.uint64(0x9E3779B97F4A7C15)
 RECALL = np.uint64(0xC2B2AE3D27D4EB4F)
+"""Of keys of originals: those that cancels name, moves, and recalls."""
 _FIVE, _N1, _N2, _33 = np.uint64(5), np.uint64(0x52DCE729), np.uint64(0x38495AB5), np.uint64(33)
 
 
@@ -68,14 +69,9 @@ def concat_digests(parts: Sequence[Digests]) -> Digests:
     )
 
 
-def seed(name: SourceName) -> int:
-    """The seed of a source's ids: a function of its name, not of its number, which changes between runs."""
-    text = f"{name[0]}/{name[1]}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def digest(ids: pa.Array, seeds: Uint64s) -> Digests:
-    """Keys of a string column without nulls, each row with its own seed."""
+def digest(ids: pa.ChunkedArray | pa.Array) -> Digests:
+    """Keys of a string column without nulls."""
+    ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     offsets = np.frombuffer(ids.buffers()[1], dtype=np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
     begin, end = (int(offsets[0]), int(offsets[-1])) if len(ids) else (0, 0)
     # Words are read beyond an id's end; what is not its own is masked out.
@@ -88,21 +84,35 @@ def digest(ids: pa.Array, seeds: Uint64s) -> Digests:
     for count in np.unique(blocks).tolist():
         rows = np.flatnonzero(blocks == count)
         words = _words(data, starts[rows], lengths[rows], count)
-        hi[rows], lo[rows] = _murmur(words, lengths[rows].astype(np.uint64), seeds[rows])
+        hi[rows], lo[rows] = _murmur(words, lengths[rows].astype(np.uint64))
     return Digests(hi, lo)
 
 
-def origin_keys(origins: Int64s, seeds: Uint64s) -> Digests:
-    """Keys of original records by their offsets, each row with its own seed. They tell the offset (`lo`), and what they
-    are (`are_origins`); an id's digest is one of them with a chance of 2^-64."""
+def digests_or_zeros(ids: pa.Array) -> Digests:
+    """Of ids, zeros where there is none."""
+    found = Digests(np.zeros(len(ids), np.uint64), np.zeros(len(ids), np.uint64))
+    rows = np.flatnonzero(ids.is_valid().to_numpy(zero_copy_only=False))
+    if len(rows):
+        keys = digest(ids.take(pa.array(rows)))
+        found.hi[rows], found.lo[rows] = keys.hi, keys.lo
+    return found
+
+
+def keys_of(what: np.uint64, origins: Int64s) -> Digests:
+    """Keys of original records by their offsets: ORIGIN, MOVE or RECALL."""
     lo = origins.astype(np.uint64)
-    return Digests(_final(lo ^ seeds), lo)
+    return Digests(_final(lo ^ what), lo)
 
 
-def are_origins(keys: Digests, seeds: Uint64s) -> Bools:
-    """Which keys are of originals, bool[n]."""
-    mask: Bools = keys.hi == _final(keys.lo ^ seeds)
+def are_of(what: np.uint64, keys: Digests) -> Bools:
+    """Which keys are of `keys_of`, bool[n]."""
+    mask: Bools = keys.hi == _final(keys.lo ^ what)
     return mask
+
+
+def are_commands(keys: Digests) -> Bools:
+    """Which keys are of moves or recalls."""
+    return are_of(MOVE, keys) | are_of(RECALL, keys)
 
 
 def find(keys: Digests, wanted: Digests) -> Int64s:
@@ -149,9 +159,9 @@ def _words(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s, blocks:
     return np.ascontiguousarray(rows).view("<u8")
 
 
-def _murmur(words: Uint64s, length: Uint64s, seeds: Uint64s) -> tuple[Uint64s, Uint64s]:
+def _murmur(words: Uint64s, length: Uint64s) -> tuple[Uint64s, Uint64s]:
     """MurmurHash3 x64 128 of rows of like block count. The last block is the tail, unless it is full."""
-    h1, h2 = seeds.copy(), seeds.copy()
+    h1, h2 = np.zeros_like(length), np.zeros_like(length)
     blocks = words.shape[1] // 2
     full = (length % np.uint64(16)) == 0
     for block in range(blocks):

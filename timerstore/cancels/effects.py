@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from timerstore.cancels import id_index
 from timerstore.cancels.cancels import NO_ORIGIN, Known, named_by
-from timerstore.cancels.commands import Copied, Effect, Id, among, digests_of, packed_in
-from timerstore.cancels.digests import Digests, concat_digests
-from timerstore.cancels.id_index import Seeds, Timers, no_timers, timers_of
+from timerstore.cancels.commands import Copied, Effect, Id, among, within_reach
+from timerstore.cancels.digests import Digests, concat_digests, digest, digests_or_zeros
+from timerstore.cancels.id_index import Timers, no_timers, timers_of
 from timerstore.memory.sorted_runs import EMPTY, RowRefs
 from timerstore.rows.entry import DECIDED, PAYLOAD, PAYLOAD_COLUMNS, UNCOPYABLE, Kind
-from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Positions, offsets_of, pack, sources_of
+from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, Positions
 
 ROWS_MAX: Final = 1_000
 """Messages that one command by id may be about. (One by origin covers all of its message when it is read again.)"""
@@ -44,11 +44,11 @@ NO_PAYLOAD: Final = pa.RecordBatch.from_arrays([], names=[])
 
 
 class NoRoom(Exception):
-    """`cuts`, by source: the offset of the first command for whose messages there is no room."""
+    """`cut` is the offset of the first command for whose messages there is no room."""
 
-    def __init__(self, cuts: dict[int, int]) -> None:
+    def __init__(self, cut: int) -> None:
         super().__init__()
-        self.cuts = cuts
+        self.cut = cut
 
 
 class TooLarge(Exception):
@@ -56,12 +56,11 @@ class TooLarge(Exception):
 
 
 RowsOf = Callable[[Int64s, Sequence[str], int | None], tuple[RowRefs, pa.Table]]
-"""The pending rows of originals (packed sources and offsets), with some columns of `entry.PAYLOAD`; with a number of
+"""The pending rows of originals, with some columns of `entry.PAYLOAD`; with a number of
 bytes, TooLarge is raised instead soon after they have become more."""
 
 
 def effects_of(
-    seeds: Seeds,
     known: Known,
     payload: pa.RecordBatch,
     fresh: RowRefs,
@@ -80,7 +79,7 @@ def effects_of(
     if not chosen.any():
         return []
     timers = fresh[(kind == Kind.TIMER) & is_pending]
-    batch = _Batch(seeds, known, payload, fresh[chosen], timers, is_over, rows_of, waiting)
+    batch = _Batch(known, payload, fresh[chosen], timers, is_over, rows_of, waiting)
     order, effects = batch.order, list[Effect]()
     begin, room, count = 0, room_bytes, FIRST_READ
     while begin < len(order) and (room > 0 or not begin):
@@ -94,10 +93,7 @@ def effects_of(
         room, begin = room - size, begin + len(group)
         count = max(1, room * batch.messages(order[:begin]) // max(1, room_bytes - room))
     if begin < len(order):
-        left = batch.commands[np.array(order[begin:])]
-        raise NoRoom(
-            {source: int(left.offset[left.source == source].min()) for source in np.unique(left.source).tolist()}
-        )
+        raise NoRoom(int(batch.commands.offset[order[begin:]].min()))
     return effects
 
 
@@ -106,7 +102,6 @@ class _Batch:
 
     def __init__(
         self,
-        seeds: Seeds,
         known: Known,
         payload: pa.RecordBatch,
         commands: RowRefs,
@@ -123,27 +118,27 @@ class _Batch:
         column = {name: payload.column(name).to_numpy()[index] for name in ("due", "ts")}
         self._is_now = self._is_move & (column["due"] <= column["ts"])
         by_id = ids.is_valid().to_numpy(zero_copy_only=False)
-        self._keys = digests_of(ids, commands.source, seeds)
+        self._keys = digests_or_zeros(ids)
         self._key_of = {i: (int(self._keys.hi[i]), int(self._keys.lo[i])) for i in np.flatnonzero(by_id).tolist()}
         self._below: dict[tuple[int, int], int] = {}
         """The last command of each id."""
         for i, key in self._key_of.items():
             self._below[key] = max(self._below.get(key, 0), int(commands.offset[i]))
         moves = Counter(key for i, key in self._key_of.items() if self._is_move[i])
-        self._moved_often = {key for key, count in moves.items() if count > 1} | {(hi, lo) for _, hi, lo in waiting}
+        self._moved_often = {key for key, count in moves.items() if count > 1} | set(waiting)
         self._named: dict[int, Int64s] = {}
         self._about: dict[int, list[int]] = {}
         here = np.flatnonzero(~by_id & (origin != NO_ORIGIN))
         which, offsets = named_by(payload, index[here], origin[here])
         parts = np.split(offsets, np.flatnonzero(np.diff(which)) + 1) if len(here) else []
         for i, named in zip(here.tolist(), parts, strict=True):
-            # Nothing below a command has an origin above it; and a larger one must not reach into another source.
+            # Nothing below a command has an origin above it.
             self._named[i] = named
-            self._about[i] = packed_in(int(commands.source[i]), named[named < commands.offset[i]]).tolist()
-        self.order: list[int] = sorted([*self._about, *self._key_of], key=commands.seq.tolist().__getitem__)
-        self._above = _Above(payload, timers, seeds)
+            self._about[i] = named[named < commands.offset[i]].tolist()
+        self.order: list[int] = sorted([*self._about, *self._key_of], key=commands.offset.tolist().__getitem__)
+        self._above = _Above(payload, timers)
         self._segments, unstored = known.segments, known.unstored
-        self._holders = (*unstored, *known.segments, _timers(payload, timers, seeds)) if self._key_of else ()
+        self._holders = (*unstored, *known.segments, _timers(payload, timers)) if self._key_of else ()
         self._of_id: dict[tuple[int, int], _OfId] = {}
 
     def messages(self, commands: Sequence[int]) -> int:
@@ -186,27 +181,27 @@ class _Batch:
         try:
             found = _of_ids(keys, below, self._holders, self._is_over, bytes_max)
             for i, of_id in zip(new.values(), found, strict=True):
-                of_id.copied.add(self._above.of_id(int(self.commands.seq[i]), self._keys[i : i + 1]))
+                of_id.copied.add(self._above.of_id(int(self.commands.offset[i]), self._keys[i : i + 1]))
             often = [each.timers for key, each in zip(new, found, strict=True) if key in self._moved_often]
             large = self._large(often, bytes_max)
-            found = [replace(each, large=each.timers.origin[among(each.timers.seq, large)]) for each in found]
+            found = [replace(each, large=each.timers.origin[among(each.timers.offset, large)]) for each in found]
             return dict(zip(new, found, strict=True))
         finally:
             for segment in self._segments:
                 segment.drop_pages()
 
     def _large(self, timers: Sequence[Timers], bytes_max: int | None) -> Int64s:
-        """Which of these are too large for a copy (their `seq`, in order). Raises TooLarge."""
-        wanted = [seq for each in timers for seq in pack(each.source, each.origin).tolist()]
+        """Which of these are too large for a copy (their offsets, in order). Raises TooLarge."""
+        wanted = [origin for each in timers for origin in each.origin.tolist()]
         if not wanted:
-            return EMPTY.seq
+            return EMPTY.offset
         found = _Found.of(wanted, ("origin", "rolls"), self._timers, self._payload, self._rows_of, bytes_max)
-        return np.sort(found.seq[found.payload.column("rolls").to_numpy() == UNCOPYABLE])
+        return np.sort(found.offset[found.payload.column("rolls").to_numpy() == UNCOPYABLE])
 
     def _by_origin(self, i: int, found: _Found) -> Effect:
         rows, batch = found.rows_of(self._about[i], int(self.commands.offset[i]))
         return Effect(
-            seq=int(self.commands.seq[i]),
+            offset=int(self.commands.offset[i]),
             is_move=bool(self._is_move[i]),
             is_now=bool(self._is_now[i]),
             rows=rows,
@@ -215,22 +210,22 @@ class _Batch:
             bytes=EFFECT_BYTES + int(len(rows) * found.row_bytes),
             named=self._named[i],
             key=None,
-            copied=Copied(self._above.of(int(self.commands.seq[i]), self._named[i])),
+            copied=Copied(self._above.of(int(self.commands.offset[i]), self._named[i])),
         )
 
     def _by_id(self, i: int) -> Effect:
-        key, seq, offset = self._key_of[i], int(self.commands.seq[i]), int(self.commands.offset[i])
+        key, offset = self._key_of[i], int(self.commands.offset[i])
         of_id, digest = self._of_id[key], self._keys[i : i + 1]
         is_too_many = of_id.end < offset
         rows = no_timers() if is_too_many else of_id.timers
         # The last one is finished last.
         shared = TIMER_BYTES * len(of_id.timers) if offset == self._below[key] else 0
         return Effect(
-            seq=seq,
+            offset=offset,
             is_move=bool(self._is_move[i]),
             is_now=bool(self._is_now[i]),
             rows=rows,
-            upto=int(np.searchsorted(rows.seq, seq)),
+            upto=int(np.searchsorted(rows.offset, offset)),
             origin=rows.origin,
             payload=NO_PAYLOAD,
             bytes=EFFECT_BYTES + shared,
@@ -259,19 +254,19 @@ def _of_ids(
 ) -> list[_OfId]:
     """What is pending of ids below some offsets. Raises TooLarge soon after it is more than so many bytes."""
     ends, begun = below.copy(), np.full(len(keys), OFFSET_MAX, np.int64)
-    held: tuple[Int64s, ...] = (EMPTY.seq,) * 4
+    held: tuple[Int64s, ...] = (EMPTY.offset,) * 4
     parts: list[tuple[Int64s, ...]] = []
     for query, found in _pieces(holders, keys):
         mask = found.offset < ends[query]
         mask[mask] = ~is_over(found[mask])
         if mask.any():
-            parts.append((query[mask], found.seq[mask], found.at[mask], found.origin[mask]))
+            parts.append((query[mask], found.offset[mask], found.at[mask], found.origin[mask]))
         rows = sum(len(part[0]) for part in parts)
         if rows > max(id_index.FOUND_ROWS_MAX, len(held[0])):
             held, parts = _first_messages([held, *parts], ends, begun), []
             _left(bytes_max, TIMER_BYTES * len(held[0]))
-    query, seq, at, origin = _first_messages([held, *parts], ends, begun)
-    _left(bytes_max, TIMER_BYTES * len(seq))
+    query, offset, at, origin = _first_messages([held, *parts], ends, begun)
+    _left(bytes_max, TIMER_BYTES * len(offset))
     bounds = np.searchsorted(query, np.arange(len(keys) + 1))
     result = []
     for i, (start, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
@@ -279,7 +274,7 @@ def _of_ids(
         timers = Timers(
             keys=Digests(np.broadcast_to(key.hi, rows), np.broadcast_to(key.lo, rows)),
             at=at[start:stop],
-            seq=seq[start:stop],
+            offset=offset[start:stop],
             origin=origin[start:stop],
             target=np.broadcast_to(np.int32(0), rows),
             names=("",),
@@ -294,32 +289,32 @@ def _pieces(holders: Collection[Any], keys: Digests) -> Iterator[tuple[Int64s, T
 
 
 def _first_messages(parts: Sequence[tuple[Int64s, ...]], ends: Int64s, begun: Int64s) -> tuple[Int64s, ...]:
-    """Of timers (the index of their id, `seq`, `at`, `origin`), each once, by id and offset, those of the first
+    """Of timers (the index of their id, offset, `at`, `origin`), each once, by id and offset, those of the first
     ROWS_MAX messages of each id. Where there are more, `begun` becomes the offset of the first timer of one more, and
     so does `ends`: what lies there is not wanted."""
-    query, seq, at, origin = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.lexsort((seq, query))
-    query, seq, at, origin = (column[order] for column in (query, seq, at, origin))
-    is_new: Bools = np.ones(len(seq), np.bool_)
-    is_new[1:] = (seq[1:] != seq[:-1]) | (query[1:] != query[:-1])
-    query, seq, at, origin = (column[is_new] for column in (query, seq, at, origin))
+    query, offset, at, origin = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((offset, query))
+    query, offset, at, origin = (column[order] for column in (query, offset, at, origin))
+    is_new: Bools = np.ones(len(offset), np.bool_)
+    is_new[1:] = (offset[1:] != offset[:-1]) | (query[1:] != query[:-1])
+    query, offset, at, origin = (column[is_new] for column in (query, offset, at, origin))
     by_message = np.lexsort((origin, query))
-    is_first: Bools = np.ones(len(seq), np.bool_)
+    is_first: Bools = np.ones(len(offset), np.bool_)
     is_first[by_message[1:]] = (np.diff(query[by_message]) != 0) | (np.diff(origin[by_message]) != 0)
     nth: Int64s = np.cumsum(is_first)
     nth -= nth[np.searchsorted(query, query)] - 1  # the first row of each id is of its first message
     beyond = nth > ROWS_MAX
-    np.minimum.at(begun, query[beyond], offsets_of(seq[beyond]))
+    np.minimum.at(begun, query[beyond], offset[beyond])
     np.minimum(ends, begun, out=ends)
-    return query[~beyond], seq[~beyond], at[~beyond], origin[~beyond]
+    return query[~beyond], offset[~beyond], at[~beyond], origin[~beyond]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """Rows sorted by packed original and offset; `row_bytes` is what one of them takes, on average."""
+    """Rows sorted by original and offset; `row_bytes` is what one of them takes, on average."""
 
     at: Int64s
-    seq: Int64s
+    offset: Int64s
     payload: pa.RecordBatch
     row_bytes: float
     spans: dict[int, tuple[int, int]]
@@ -340,7 +335,7 @@ class _Found:
         wanted = np.unique(np.array(origins, dtype=np.int64))
         rows, table = rows_of(wanted, columns, bytes_max)
         mine = timers[
-            np.isin(pack(timers.source, payload.column("origin").to_numpy()[timers.row]), wanted)
+            np.isin(payload.column("origin").to_numpy()[timers.row], wanted)
             if len(wanted)
             else np.zeros(len(timers), np.bool_)
         ]
@@ -350,18 +345,18 @@ class _Found:
                 pa.Table.from_batches([payload]).select(list(columns)).take(pa.array(mine.row)),
             ]
         )
-        at, seq = np.concatenate([rows.at, mine.at]), np.concatenate([rows.seq, mine.seq])
-        packed = pack(sources_of(seq), both.column("origin").to_numpy())
-        order = np.lexsort((offsets_of(seq), packed))
+        at, offset = np.concatenate([rows.at, mine.at]), np.concatenate([rows.offset, mine.offset])
+        origin = both.column("origin").to_numpy()
+        order = np.lexsort((offset, origin))
         schema = pa.schema([PAYLOAD.field(name) for name in columns])
         batches = both.take(pa.array(order)).combine_chunks().to_batches()
         arrays = batches[0].columns if batches else [pa.array([], each.type) for each in schema]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        packed = packed[order]
-        originals, begins = np.unique(packed, return_index=True)
-        bounds = zip(begins.tolist(), [*begins[1:].tolist(), len(packed)], strict=True) if len(packed) else ()
+        origin = origin[order]
+        originals, begins = np.unique(origin, return_index=True)
+        bounds = zip(begins.tolist(), [*begins[1:].tolist(), len(origin)], strict=True) if len(origin) else ()
         spans = dict(zip(originals.tolist(), bounds, strict=True))
-        return cls(at[order], seq[order], batch, batch.nbytes / max(1, len(batch)), spans)
+        return cls(at[order], offset[order], batch, batch.nbytes / max(1, len(batch)), spans)
 
     def count(self, origins: Sequence[int]) -> int:
         return sum(end - start for start, end in (self.spans.get(each, (0, 0)) for each in origins))
@@ -370,32 +365,33 @@ class _Found:
         """The rows of some originals whose own offsets lie below one."""
         if len(origins) == 1:
             start, end = self.spans.get(origins[0], (0, 0))
-            end = start + int(np.searchsorted(self.seq[start:end], (origins[0] >> OFFSET_BITS << OFFSET_BITS) | below))
-            return Positions(self.at[start:end], self.seq[start:end]), self.payload.slice(start, end - start)
+            end = start + int(np.searchsorted(self.offset[start:end], below))
+            return Positions(self.at[start:end], self.offset[start:end]), self.payload.slice(start, end - start)
         index = np.array([i for each in sorted({*origins}) for i in range(*self.spans.get(each, (0, 0)))], np.intp)
-        index = index[offsets_of(self.seq[index]) < below]
-        return Positions(self.at[index], self.seq[index]), self.payload.take(pa.array(index))
+        index = index[self.offset[index] < below]
+        return Positions(self.at[index], self.offset[index]), self.payload.take(pa.array(index))
 
 
 class _Above:
     """The copies among the timers of a batch."""
 
-    def __init__(self, payload: pa.RecordBatch, timers: RowRefs, seeds: Seeds) -> None:
+    def __init__(self, payload: pa.RecordBatch, timers: RowRefs) -> None:
         origin = payload.column("origin").to_numpy()[timers.row]
         copies = timers[origin < timers.offset]
-        self._seq, self._origin = copies.seq, pack(copies.source, origin[origin < timers.offset])
+        self._offset, self._origin = copies.offset, origin[origin < timers.offset]
         ids = payload.column("id").take(pa.array(copies.row))
-        self._ids = digests_of(ids, copies.source, seeds) if len(copies) else concat_digests([])
+        self._ids = digests_or_zeros(ids) if len(copies) else concat_digests([])
 
-    def of(self, seq: int, named: Int64s) -> Int64s:
-        """The originals (offsets), among those `named`, of the copies above a command (`seq`)."""
-        origin = self._origin[self._seq > seq]
-        return offsets_of(np.unique(origin[among(origin, packed_in(seq >> OFFSET_BITS, named))]))
+    def of(self, offset: int, named: Int64s) -> Int64s:
+        """The originals, among those `named`, of the copies above a command."""
+        origin = self._origin[self._offset > offset]
+        return np.unique(origin[among(origin, within_reach(named))])
 
-    def of_id(self, seq: int, key: Digests) -> Int64s:
+    def of_id(self, offset: int, key: Digests) -> Int64s:
         """Those of the copies of an id."""
-        is_of = (self._seq > seq) & (self._ids.hi == key.hi[0]) & (self._ids.lo == key.lo[0])
-        return offsets_of(self._origin[is_of])
+        is_of = (self._offset > offset) & (self._ids.hi == key.hi[0]) & (self._ids.lo == key.lo[0])
+        found: Int64s = self._origin[is_of]
+        return found
 
 
 def _left(bytes_max: int | None, size: int) -> int | None:
@@ -407,10 +403,10 @@ def _left(bytes_max: int | None, size: int) -> int | None:
     return bytes_max - size
 
 
-def _timers(payload: pa.RecordBatch, rows: RowRefs, seeds: Seeds) -> Timers:
+def _timers(payload: pa.RecordBatch, rows: RowRefs) -> Timers:
     """Timers of a batch with ids, sorted by them."""
     ids = payload.column("id").take(pa.array(rows.row))
     rows = rows[ids.is_valid().to_numpy(zero_copy_only=False)]
-    keys = seeds.digest(ids.drop_null(), rows.source)
+    keys = digest(ids.drop_null())
     origin, target = (payload.column(name).take(pa.array(rows.row)) for name in ("origin", "target"))
     return timers_of(keys, rows, origin.to_numpy(), target)[keys.order()]

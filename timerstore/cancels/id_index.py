@@ -22,38 +22,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from timerstore.cancels.digests import (
-    MOVE,
-    RECALL,
-    Digests,
-    Uint64s,
-    are_origins,
-    concat_digests,
-    digest,
-    find_all,
-    origin_keys,
-    seed,
-)
+from timerstore.cancels.digests import Digests, concat_digests, digest, find_all
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.column_file import ColumnFile
 from timerstore.memory.pending import label_of, labels
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Bools, Int64s, Positions, pack
-from timerstore.rows.sources import SourceName, Sources
+from timerstore.rows.position import Bools, Int64s, Positions
 
 Int32s = npt.NDArray[np.int32]
 
-SCHEMA: Final = {
-    "hi": "<u8",
-    "lo": "<u8",
-    "at": "<i8",
-    "offset": "<i8",
-    "origin": "<i8",
-    "source": "<i4",
-    "target": "<i4",
-}
-READ: Final = ["topic", "partition", "offset", "at", "kind", "target", "id", "origin", "schedule"]
+SCHEMA: Final = {"hi": "<u8", "lo": "<u8", "at": "<i8", "offset": "<i8", "origin": "<i8", "target": "<i4"}
+READ: Final = ["offset", "at", "kind", "target", "id", "origin", "schedule"]
 FOUND_ROWS_MAX: Final = 1 << 18
 """How many timers are looked at at a time."""
 UNSTORED_SLACK: Final = 1 << 16
@@ -71,7 +51,7 @@ class Timers(Positions):
 
     def __getitem__(self, key: slice | Bools | npt.NDArray[Any]) -> Timers:
         return Timers(
-            keys=self.keys[key], at=self.at[key], seq=self.seq[key], origin=self.origin[key],
+            keys=self.keys[key], at=self.at[key], offset=self.offset[key], origin=self.origin[key],
             target=self.target[key], names=self.names,
         )  # fmt: skip
 
@@ -88,7 +68,7 @@ def concat_timers(parts: Sequence[Timers]) -> Timers:
     return Timers(
         keys=concat_digests([p.keys for p in parts]),
         at=np.concatenate([p.at for p in parts]),
-        seq=np.concatenate([p.seq for p in parts]),
+        offset=np.concatenate([p.offset for p in parts]),
         origin=np.concatenate([p.origin for p in parts]),
         target=np.concatenate([p.target + np.int32(base) for p, base in zip(parts, bases, strict=False)]),
         names=[name for p in parts for name in p.names],
@@ -97,16 +77,14 @@ def concat_timers(parts: Sequence[Timers]) -> Timers:
 
 def no_timers() -> Timers:
     none = np.empty(0, np.int64)
-    return Timers(keys=concat_digests([]), at=none, seq=none, origin=none, target=none.astype(np.int32), names=())
+    return Timers(keys=concat_digests([]), at=none, offset=none, origin=none, target=none.astype(np.int32), names=())
 
 
 class SegmentIds:
-    """The index of a segment, open. Sources in the file are by name; here they are the store's numbers."""
+    """The index of a segment, open."""
 
-    def __init__(self, file: ColumnFile, sources: Sources) -> None:
+    def __init__(self, file: ColumnFile) -> None:
         self._file = file
-        names: list[SourceName] = [(topic, partition) for topic, partition in file.note["sources"]]
-        self._source = np.array([sources.index(*name) for name in names], dtype=np.int64)
         self._targets: list[str] = file.note["targets"]
 
     def __len__(self) -> int:
@@ -128,49 +106,43 @@ class SegmentIds:
         return Timers(
             keys=Digests(column["hi"][rows], column["lo"][rows]),
             at=column["at"][rows],
-            seq=pack(self._source[column["source"][rows]], column["offset"][rows]),
+            offset=column["offset"][rows],
             origin=column["origin"][rows],
             target=column["target"][rows],
             names=self._targets,
         )
 
 
-def open_or_make(segment: Path, crc: int, sources: Sources) -> SegmentIds:
+def open_or_make(segment: Path, crc: int) -> SegmentIds:
     """The index beside a segment file whose footer has this CRC. Raises as `column_file.derived`."""
     path = segment.with_suffix(files.IDS_SUFFIX)
-    make = partial(_make, segment, path, crc, sources)
-    return columns.derived(path, crc, lambda file: SegmentIds(file, sources), make)
+    return columns.derived(path, crc, SegmentIds, partial(_make, segment, path, crc))
 
 
-def _make(segment: Path, path: Path, crc: int, sources: Sources) -> None:
+def _make(segment: Path, path: Path, crc: int) -> None:
     targets: dict[str, int] = {}
-    seeds = Seeds(sources)
-    parts = []
     with (
         files.reading(segment, pa.ArrowException),
         pq.ParquetFile(segment, page_checksum_verification=True) as parquet,
     ):
-        for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group, columns=READ)
-            parts.append(_of_table(table, sources, seeds, targets))
+        groups = range(parquet.num_row_groups)
+        parts = [_of_table(parquet.read_row_group(group, columns=READ), targets) for group in groups]
     keys = Digests(np.concatenate([p["hi"] for p in parts]), np.concatenate([p["lo"] for p in parts]))
     order = keys.order()
     whole = {name: np.concatenate([p[name] for p in parts])[order] for name in SCHEMA}
-    note = {"sources": [list(name) for name in sources], "targets": list(targets), "segment_crc": crc}
+    note = {"targets": list(targets), "segment_crc": crc}
     columns.write(path, SCHEMA, len(order), [whole], lambda: note)
 
 
-def _of_table(table: pa.Table, sources: Sources, seeds: Seeds, targets: dict[str, int]) -> dict[str, Any]:
+def _of_table(table: pa.Table, targets: dict[str, int]) -> dict[str, Any]:
     table = table.filter(timers_with_ids(table.column("kind"), table.column("id")))
-    source = sources.of_columns(table.column("topic"), table.column("partition"))
-    keys = seeds.digest(table.column("id"), source)
+    keys = digest(table.column("id"))
     return {
         "hi": keys.hi,
         "lo": keys.lo,
         "at": table.column("at").to_numpy(),
         "offset": table.column("offset").to_numpy(),
         "origin": table.column("origin").to_numpy(),
-        "source": source,
         "target": target_codes(labels(table), targets),
     }
 
@@ -194,48 +166,11 @@ def timers_of(keys: Digests, rows: Positions, origin: Int64s, target: pa.Chunked
     """Timers, row by row; a target that is null is the default."""
     names: dict[str, int] = {}
     codes = target_codes(target, names)
-    return Timers(keys=keys, at=rows.at, seq=rows.seq, origin=origin, target=codes, names=tuple(names))
+    return Timers(keys=keys, at=rows.at, offset=rows.offset, origin=origin, target=codes, names=tuple(names))
 
 
 def _code(name: str, codes: dict[str, int]) -> int:
     return codes.setdefault(label_of(name, codes), len(codes))
-
-
-class Seeds:
-    """The seeds of all sources, by number."""
-
-    def __init__(self, sources: Sources) -> None:
-        self._seeds: Uint64s = np.array([seed(name) for name in sources], dtype=np.uint64)
-
-    def digest(self, ids: pa.ChunkedArray | pa.Array, source: Int64s) -> Digests:
-        """Keys of ids (no nulls) of these sources."""
-        column = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
-        return digest(column, self._seeds[source])
-
-    def of_origins(self, origin: Int64s, source: Int64s) -> Digests:
-        """Keys of the original records at these offsets of these sources."""
-        return origin_keys(origin, self._seeds[source])
-
-    def of_moves(self, origin: Int64s, source: Int64s) -> Digests:
-        """Keys of the originals that moves name: others than those of `of_origins`, and tell the same."""
-        return origin_keys(origin, self._seeds[source] ^ MOVE)
-
-    def of_recalls(self, origin: Int64s, source: Int64s) -> Digests:
-        """Keys of the originals that recalls name."""
-        return origin_keys(origin, self._seeds[source] ^ RECALL)
-
-    def are_commands(self, keys: Digests, source: Int64s | Int32s) -> Bools:
-        """Which keys, of these sources, are of `of_moves` or `of_recalls`."""
-        seeds = self._seeds[source]
-        return are_origins(keys, seeds ^ MOVE) | are_origins(keys, seeds ^ RECALL)
-
-    def are_origins(self, keys: Digests, source: Int64s | Int32s) -> Bools:
-        """Which keys, of these sources, are of original records."""
-        return are_origins(keys, self._seeds[source])
-
-    def digest_everywhere(self, id: str) -> Digests:
-        """The keys of one id, source by source."""
-        return digest(pa.array([id] * len(self._seeds)), self._seeds)
 
 
 @dataclass(slots=True)
@@ -273,6 +208,6 @@ def _renamed(timers: Timers) -> Timers:
     codes: dict[str, int] = {}
     known = np.array([_code(name, codes) for name in timers.names], dtype=np.int32)
     return Timers(
-        keys=timers.keys, at=timers.at, seq=timers.seq, origin=timers.origin,
+        keys=timers.keys, at=timers.at, offset=timers.offset, origin=timers.origin,
         target=known[timers.target], names=tuple(codes),
     )  # fmt: skip

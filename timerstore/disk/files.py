@@ -75,6 +75,17 @@ def lock_directory(directory: Path) -> int:
     return descriptor
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory if need be, durably. Raises DiskFailure."""
+    try:
+        if not directory.is_dir():
+            directory.mkdir(parents=True, exist_ok=True)
+            fsync(directory.parent)
+    except OSError as error:
+        hint = "check store.directory: it must be a directory that this user may write to"
+        raise DiskFailure(f"cannot use {directory}: {error}", hint=hint, code="DB-3023") from error
+
+
 def temporary_of(path: Path) -> Path:
     """The name under which a file is written."""
     return path.with_name(path.name + TEMPORARY_SUFFIX)

@@ -15,9 +15,12 @@ from timerstore.rows.entry import NO_PAYLOAD
 from timerstore.rows.position import Bools, Int64s
 
 ROW_REFERENCE_BYTES = 28
-"""What a row costs beside its payload: at, seq (8 bytes each), chunk, row (4 each), and slack for merging."""
+"""What a row costs beside its payload: at, offset (8 bytes each), chunk, row (4 each), and slack for merging."""
 SPARSE_SHARE = 4
 """A chunk of which less than one in so many rows is left is sparse."""
+
+FEW_STRETCHES = 32
+"""Stretches of rows of one chunk, up to which they are put together as they come, without an order by chunk."""
 
 ID_BYTES = 52
 """What a row with an id costs besides: its entry in the index of ids (id_index.py), until a segment holds it."""
@@ -28,6 +31,7 @@ class Chunks:
 
     def __init__(self) -> None:
         self._payload: dict[int, pa.RecordBatch] = {}
+        self._bytes: dict[int, int] = {}
         self._free: list[int] = []
         self.row_bytes: Int64s = np.zeros(64, dtype=np.int64)
         self._live: Int64s = np.zeros(64, dtype=np.int64)
@@ -40,16 +44,20 @@ class Chunks:
         """How many rows are in memory, handed out ones included."""
         return int(self._live[list(self._payload)].sum())
 
-    def add(self, payload: pa.RecordBatch) -> int:
-        """Register a payload of which every row is live; returns the chunk's id."""
+    def add(self, payload: pa.RecordBatch, row_bytes: int | None = None) -> int:
+        """Register a payload of which every row is live; returns the chunk's id. `row_bytes` is what a row of it takes,
+        where that is known."""
         chunk = self._free.pop() if self._free else len(self._payload)
         if chunk >= len(self.row_bytes):
             self.row_bytes, self._live = (np.r_[v, np.zeros_like(v)] for v in (self.row_bytes, self._live))
         self._payload[chunk] = payload
-        size = payload.nbytes + (payload.num_rows - payload.column("id").null_count) * ID_BYTES
-        self.row_bytes[chunk] = -(-size // max(1, payload.num_rows)) + ROW_REFERENCE_BYTES
-        self._live[chunk] = payload.num_rows
-        self.physical_bytes += payload.nbytes
+        count = payload.num_rows
+        own = payload.nbytes if row_bytes is None else row_bytes * count
+        size = own + (count - payload.column("id").null_count) * ID_BYTES
+        self.row_bytes[chunk] = -(-size // max(1, count)) + ROW_REFERENCE_BYTES
+        self._live[chunk] = count
+        self._bytes[chunk] = own
+        self.physical_bytes += own
         return chunk
 
     def release(self, chunk: npt.NDArray[np.int32]) -> None:
@@ -60,7 +68,8 @@ class Chunks:
         ids = np.flatnonzero(gone)
         self._live[ids] -= gone[ids]
         for empty in ids[self._live[ids] == 0].tolist():
-            self.physical_bytes -= self._payload.pop(empty).nbytes
+            del self._payload[empty]
+            self.physical_bytes -= self._bytes.pop(empty)
             self._free.append(empty)
 
     def sparse(self, referenced: Int64s, gain_bytes_min: int, rows_max: int) -> Bools:
@@ -71,7 +80,7 @@ class Chunks:
         ids = np.array([c for c in self._payload if 0 < self._live[c] == referenced[c]], dtype=np.int64)
         rows = np.array([self._payload[c].num_rows for c in ids.tolist()], dtype=np.int64)
         ids = ids[self._live[ids] * SPARSE_SHARE < rows]
-        gains = np.array([self._payload[c].nbytes for c in ids.tolist()], dtype=np.int64) // SPARSE_SHARE * 3
+        gains = np.array([self._bytes[c] for c in ids.tolist()], dtype=np.int64) // SPARSE_SHARE * 3
         mask = np.zeros(len(self._live), dtype=np.bool_)
         if gains.sum() >= gain_bytes_min:
             most_first = np.argsort(-gains, kind="stable")
@@ -109,19 +118,24 @@ def materialize(
     if len(chunk) == 0:
         return NO_PAYLOAD
     if chunk[0] == chunk[-1] and (chunk == chunk[0]).all():
-        return _rows(payloads[int(chunk[0])], row)
+        return rows_of_payload(payloads[int(chunk[0])], row)
+    begins = np.flatnonzero(np.r_[True, chunk[1:] != chunk[:-1]])
+    if len(begins) <= FEW_STRETCHES:
+        ends = np.r_[begins[1:], len(chunk)]
+        stretches = zip(begins.tolist(), ends.tolist(), strict=True)
+        return pa.concat_batches([rows_of_payload(payloads[int(chunk[b])], row[b:e]) for b, e in stretches])
     by_chunk = np.argsort(chunk, kind="stable")
     ids = chunk[by_chunk]
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
     ends = np.r_[starts[1:], len(ids)]
-    pieces = [_rows(payloads[int(ids[s])], row[by_chunk[s:e]]) for s, e in zip(starts, ends, strict=True)]
+    pieces = [rows_of_payload(payloads[int(ids[s])], row[by_chunk[s:e]]) for s, e in zip(starts, ends, strict=True)]
     gathered = pa.concat_batches(pieces)
     inverse = np.empty(len(by_chunk), dtype=np.int64)
     inverse[by_chunk] = np.arange(len(by_chunk))
     return gathered.take(pa.array(inverse))
 
 
-def _rows(payload: pa.RecordBatch, row: npt.NDArray[np.int32]) -> pa.RecordBatch:
+def rows_of_payload(payload: pa.RecordBatch, row: npt.NDArray[np.int32]) -> pa.RecordBatch:
     """Rows of one batch; a contiguous stretch (the usual case: chunks are sorted) is a slice, not a copy."""
     first, last, n = int(row[0]), int(row[-1]), len(row)
     if last - first == n - 1 and (n == 1 or bool((np.diff(row) == 1).all())):

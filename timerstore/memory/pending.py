@@ -11,9 +11,10 @@ its cancel is read (cancels.py), nowhere else; after a restart they are counted 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -163,21 +164,83 @@ class PendingHistogram:
             del self._pages[page], self._page_total[page]
 
 
+UNCOUNTED_PARTS: Final = 64
+UNCOUNTED_ROWS: Final = 4_096
+"""So much is left uncounted: it keeps the batches that it came in."""
+
+
+class _Uncounted:
+    """Timers that are to be counted together: a count costs as much for a row as for a thousand."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Int64s, pa.RecordBatch, Bools | None]] = []
+        self._rows = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._parts) >= UNCOUNTED_PARTS or self._rows >= UNCOUNTED_ROWS
+
+    def add(self, at: Int64s, payload: pa.RecordBatch, left_out: Bools | None) -> None:
+        if len(at):
+            self._parts.append((at, payload, left_out))
+            self._rows += len(at)
+
+    def pop(self) -> Iterator[Tally]:
+        """All of them, counted; they are gone from here."""
+        if self._parts:
+            parts, self._parts, self._rows = self._parts, [], 0
+            at = np.concatenate([each for each, _, _ in parts])
+            payload = pa.Table.from_batches([each.select(TALLIED) for _, each, _ in parts]).combine_chunks()
+            none = [np.zeros(len(each), np.bool_) if mask is None else mask for each, _, mask in parts]
+            yield tally_timers(at, payload, np.concatenate(none))
+
+
 class Pending:
     """Pending timers; what is due before `since_ms` is counted in one slot. A name is forgotten when none of it is
     pending."""
 
     def __init__(self, since_ms: int) -> None:
-        self.histogram = PendingHistogram(since_ms)
+        self._histogram = PendingHistogram(since_ms)
         self._by_target: dict[str, int] = {}
-        self.is_by_target = True
-        """Whether each target's count is its own: not once some were counted together, until nothing is pending."""
+        self._added, self._removed = _Uncounted(), _Uncounted()
+        self._is_by_target = True
 
     def __len__(self) -> int:
         return len(self.histogram)
 
+    @property
+    def histogram(self) -> PendingHistogram:
+        """Of all that is pending."""
+        self._count()
+        return self._histogram
+
+    def add_rows(self, at: Int64s, payload: pa.RecordBatch, left_out: Bools | None = None) -> None:
+        """Timers among rows of `entry.PAYLOAD`, without those of a mask: they are counted later, many at once."""
+        self._added.add(at, payload, left_out)
+        if self._added.is_full:
+            self._count()
+
+    def remove_rows(self, at: Int64s, payload: pa.RecordBatch) -> None:
+        """Timers that were added before; likewise."""
+        self._removed.add(at, payload, None)
+        if self._removed.is_full:
+            self._count()
+
+    def _count(self) -> None:
+        for timers in self._added.pop():
+            self._add(timers)
+        for timers in self._removed.pop():
+            self._remove(timers)
+
+    @property
+    def is_by_target(self) -> bool:
+        """Whether each target's count is its own: not once some were counted together, until nothing is pending."""
+        self._count()
+        return self._is_by_target
+
     def by_target(self) -> dict[str, int]:
         """Pending timers by target; the delay topic's default target is the empty string."""
+        self._count()
         counts: dict[str, int] = {}
         for label, count in self._by_target.items():
             name = label.removesuffix(RECURS)
@@ -186,22 +249,33 @@ class Pending:
 
     def recurring(self) -> int:
         """Pending timers that recur: one for each schedule. Of targets that are counted together none is told apart."""
+        self._count()
         return sum(count for label, count in self._by_target.items() if label.endswith(RECURS))
 
     def add(self, timers: Tally) -> None:
-        self.histogram.add_slots(timers.slots, timers.counts)
-        for name, count in timers.targets.items():
-            count_in(self._by_target, name, count)
-        self.is_by_target &= OTHER_TARGETS not in self._by_target
+        """Timers that are counted."""
+        self._count()
+        self._add(timers)
 
     def remove(self, timers: Tally) -> None:
-        self.histogram.add_slots(timers.slots, -timers.counts)
+        """Timers that were added before, and are counted."""
+        self._count()
+        self._remove(timers)
+
+    def _add(self, timers: Tally) -> None:
+        self._histogram.add_slots(timers.slots, timers.counts)
+        for name, count in timers.targets.items():
+            count_in(self._by_target, name, count)
+        self._is_by_target &= OTHER_TARGETS not in self._by_target
+
+    def _remove(self, timers: Tally) -> None:
+        self._histogram.add_slots(timers.slots, -timers.counts)
         for name, count in timers.targets.items():
             left = self._take(name, count)
             left = self._take(OTHER_TARGETS, left)
             while left and self._by_target:
                 left = self._take(max(self._by_target, key=self._by_target.__getitem__), left)
-        self.is_by_target |= not self._by_target
+        self._is_by_target |= not self._by_target
 
     def _take(self, label: str, count: int) -> int:
         """Count out as many under a label as there are; returns how many are left."""

@@ -27,17 +27,15 @@ import pyarrow as pa
 
 from timerstore.memory.chunks import Chunks, materialize
 from timerstore.rows.position import (
+    OFFSET_MAX,
     ORIGIN,
-    SEQ_MAX,
     Bools,
     Position,
     Positions,
     end_of,
     order_by_position,
-    pack,
     search,
 )
-from timerstore.rows.sources import Sources
 
 Int32s = npt.NDArray[np.int32]
 
@@ -59,7 +57,7 @@ class RowRefs(Positions):
     row: Int32s
 
     def __getitem__(self, key: slice | Bools | npt.NDArray[np.intp]) -> RowRefs:
-        return RowRefs(self.at[key], self.seq[key], self.chunk[key], self.row[key])
+        return RowRefs(self.at[key], self.offset[key], self.chunk[key], self.row[key])
 
     def where(self, mask: Bools) -> RowRefs:
         """The rows of a mask; no copy where it says all or none, the usual cases."""
@@ -68,11 +66,11 @@ class RowRefs(Positions):
         return self[mask] if mask.any() else EMPTY
 
     def last(self) -> Position:
-        return Position.of(int(self.at[-1]), int(self.seq[-1]))
+        return Position(int(self.at[-1]), int(self.offset[-1]))
 
     def sorted(self) -> RowRefs:
         """The same rows in the order of position."""
-        return self[order_by_position(self.at, self.seq)]
+        return self[order_by_position(self.at, self.offset)]
 
 
 EMPTY = RowRefs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
@@ -86,7 +84,7 @@ def concat(parts: Sequence[RowRefs]) -> RowRefs:
         return some[0]
     return RowRefs(
         np.concatenate([s.at for s in some]),
-        np.concatenate([s.seq for s in some]),
+        np.concatenate([s.offset for s in some]),
         np.concatenate([s.chunk for s in some]),
         np.concatenate([s.row for s in some]),
     )
@@ -99,17 +97,13 @@ def gathered(chunks: Chunks, rows: RowRefs) -> RowRefs:
     payload = materialize(chunks.payloads(rows.chunk), rows.chunk, rows.row)
     chunks.release(rows.chunk)
     chunk = np.full(len(rows), chunks.add(payload), dtype=np.int32)
-    return RowRefs(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32))
+    return RowRefs(rows.at, rows.offset, chunk, np.arange(len(rows), dtype=np.int32))
 
 
-def select(entries: pa.Table, sources: Sources) -> RowRefs:
-    """The positions of an entry table; `row` is the index in the table, `chunk` means nothing. Rows of unknown sources
-    are left out."""
-    source = sources.of_columns(entries.column("topic"), entries.column("partition"))
-    known = np.flatnonzero(source >= 0)
-    offset = entries.column("offset").to_numpy().astype(np.int64, copy=False)[known]
-    at = entries.column("at").to_numpy().astype(np.int64, copy=False)[known]
-    return RowRefs(at, pack(source[known], offset), np.zeros(len(known), np.int32), known.astype(np.int32))
+def select(entries: pa.Table) -> RowRefs:
+    """The positions of an entry table; `row` is the index in the table, `chunk` means nothing."""
+    at, offset = (entries.column(name).to_numpy().astype(np.int64, copy=False) for name in ("at", "offset"))
+    return RowRefs(at, offset, np.zeros(len(at), np.int32), np.arange(len(at), dtype=np.int32))
 
 
 class SortedRuns:
@@ -144,24 +138,23 @@ class SortedRuns:
 
     def first(self) -> Position:
         """Position of the first row; there must be one."""
-        return min(Position.of(int(run.at[0]), int(run.seq[0])) for run in self._runs)
+        return min(Position(int(run.at[0]), int(run.offset[0])) for run in self._runs)
 
     def count_until(self, bound: Position) -> int:
         """How many rows are at or below `bound`."""
-        return sum(search(run.at, run.seq, bound) for run in self._runs)
+        return sum(search(run.at, run.offset, bound) for run in self._runs)
 
     def pop_until(self, bound: Position, limit: int | None = None) -> RowRefs:
         """Remove and return the rows at or below `bound` in the order of position, at most the first `limit` of
         them."""
-        cuts = [search(run.at, run.seq, bound) for run in self._runs]
+        cuts = [search(run.at, run.offset, bound) for run in self._runs]
         if limit is not None and sum(cuts) > limit:
-            if not limit:
-                return EMPTY
-            cuts = self._first(cuts, limit)
-        popped = concat([run[:cut] for run, cut in zip(self._runs, cuts, strict=True)])
-        if sum(1 for cut in cuts if cut) > 1:
-            popped = popped.sorted()
-        self._runs = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
+            cuts = self._first(cuts, limit) if limit else []
+        if not any(cuts):
+            return EMPTY
+        heads = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
+        popped = heads[0] if len(heads) == 1 else concat(heads).sorted()
+        self._runs = [run[cut:] if cut else run for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
         self.bytes -= self._chunks.bytes_of(popped.chunk)
         return popped
 
@@ -177,7 +170,7 @@ class SortedRuns:
         return self._left(tails)
 
     def _split(self, bound: Position) -> tuple[list[RowRefs], list[RowRefs]]:
-        cuts = [search(run.at, run.seq, bound) for run in self._runs]
+        cuts = [search(run.at, run.offset, bound) for run in self._runs]
         heads = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
         tails = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
         return heads, tails
@@ -191,12 +184,12 @@ class SortedRuns:
         """
         share = -(-limit // len(cuts))
         reach = max((run[share - 1 : share].last() for run, cut in zip(self._runs, cuts, strict=True) if cut >= share))
-        near = [min(cut, limit, search(run.at, run.seq, reach)) for run, cut in zip(self._runs, cuts, strict=True)]
+        near = [min(cut, limit, search(run.at, run.offset, reach)) for run, cut in zip(self._runs, cuts, strict=True)]
         if sum(near) < limit:
             near = [min(cut, limit) for cut in cuts]
         heads = concat([run[:cut] for run, cut in zip(self._runs, near, strict=True)]).sorted()
         last = heads[limit - 1 : limit].last()
-        return [search(run.at, run.seq, last) for run in self._runs]
+        return [search(run.at, run.offset, last) for run in self._runs]
 
     def largest_within(self, bound: Position, budget_bytes: int) -> Position | None:
         """The last row at or below `bound` up to which the rows fit into a budget, or None when all of them do; ORIGIN
@@ -204,22 +197,22 @@ class SortedRuns:
 
         Nothing is sorted: the answer is searched for by halving, in each run's cumulative bytes.
         """
-        runs = [run[: search(run.at, run.seq, bound)] for run in self._runs]
+        runs = [run[: search(run.at, run.offset, bound)] for run in self._runs]
         runs = [run for run in runs if len(run)]
         totals = [np.cumsum(self._chunks.row_bytes[run.chunk]) for run in runs]
         if sum(int(total[-1]) for total in totals) <= budget_bytes:
             return None
 
         def too_many(position: Position) -> bool:
-            cuts = (search(run.at, run.seq, position) for run in runs)
+            cuts = (search(run.at, run.offset, position) for run in runs)
             return sum(int(total[cut - 1]) for total, cut in zip(totals, cuts, strict=True) if cut) > budget_bytes
 
         low, high = min(int(run.at[0]) for run in runs), max(int(run.at[-1]) for run in runs)
         at_ms = low + bisect.bisect_left(range(high - low), True, key=lambda ms: too_many(end_of(low + ms)))
-        seq = bisect.bisect_left(range(SEQ_MAX), True, key=lambda s: too_many(Position.of(at_ms, s)))
-        # (at_ms, seq) is the first row too many; the answer is the last row before it.
-        beyond = Position.of(at_ms, seq).before()
-        cuts = [search(run.at, run.seq, beyond) for run in runs]
+        offset = bisect.bisect_left(range(OFFSET_MAX), True, key=lambda o: too_many(Position(at_ms, o)))
+        # (at_ms, offset) is the first row too many; the answer is the last row before it.
+        beyond = Position(at_ms, offset).before()
+        cuts = [search(run.at, run.offset, beyond) for run in runs]
         return max((run[:cut].last() for run, cut in zip(runs, cuts, strict=True) if cut), default=ORIGIN)
 
     def remove(self, gone: Callable[[RowRefs], Bools]) -> RowRefs:

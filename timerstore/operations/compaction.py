@@ -10,8 +10,7 @@ One compaction is under way at a time, a window after the other; loads for deliv
     window -> read (by the caller) -> take -> window -> ... -> close
 
 What it reads are immutable files, which stay until it ends. What it has written is a temporary file until `close`;
-a crash leaves it to the next opening, which removes it. Rows of partitions that another instance has are kept as they
-are while their offsets in the checkpoint say that they are here, and dropped when these have left.
+a crash leaves it to the next opening, which removes it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from timerstore.log.timerlog import TimerLog, Window
 from timerstore.memory.sorted_runs import select
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import payload_of
-from timerstore.rows.position import ORIGIN, Position
+from timerstore.rows.position import Position
 
 TIER_BYTES: Final = 1 << 20
 """The lowest tier: up to four times this."""
@@ -75,14 +74,10 @@ class Compaction:
         self._log = TimerLog()
         for each in segments:
             self._log.add(each)
-        self._writer = segment.Writer(state.directory, number, state.identity, state.sources)
+        self._writer = segment.Writer(state.directory, number, state.identity)
         self._end = max(each.last for each in segments)
-        with state.lock:
-            committed = state.resident.committed
-            elsewhere = state.elsewhere()
-            is_ours = not any(elsewhere[source] for each in segments for source in each.largest)
-            # What lies at or below every P is finished: it need not be read.
-            self._lower = min((s.position for s in committed.values()), default=ORIGIN) if is_ours else ORIGIN
+        # A segment's rows lie below O: those at or below P are finished, and need not be read.
+        self._lower = state.resident.position
 
     def window(self) -> Window | None:
         """The next stretch to read, or None when all of it was."""
@@ -97,19 +92,17 @@ class Compaction:
         """Write what was read for a window (rows in any order, more than the window's too). Raises DiskFull,
         DiskFailure."""
         state = self._state
-        rows = select(entries, state.sources).sorted()
+        rows = select(entries).sorted()
         rows = rows[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
         with state.lock:
-            elsewhere = state.elsewhere()[rows.source]
-            kept = ~state.resident.finished(rows) | elsewhere
+            kept = ~state.resident.finished(rows)
             # Only what a file says is cancelled: a crash forgets the others until they are read again.
             lookup = replace(state.cancels.tombstones.lookup(), memory=())
-        rows, elsewhere = rows[kept], elsewhere[kept]
+        rows = rows[kept]
         payload = payload_of(entries).take(pa.array(rows.row))
-        covered = state.cancels.covered(lookup, rows.source, rows.offset, payload)
+        covered = state.cancels.covered(lookup, rows.offset, payload)
         if covered is not None:
-            kept = ~covered | elsewhere
-            rows, payload = rows[kept], payload.filter(pa.array(kept))
+            rows, payload = rows[~covered], payload.filter(pa.array(~covered))
         self._lower = window.upper
         for start in range(0, len(rows), segment.ROW_GROUP_ROWS):
             end = start + segment.ROW_GROUP_ROWS

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from timerstore.log.segment import ROW_GROUP_ROWS, Reader, Segment, open_file
 from timerstore.memory.chunks import materialize
 from timerstore.memory.sorted_runs import RowRefs
-from timerstore.operations.find import BULKY, POSITION_COLUMNS, STATES, Hits, Query, Search
+from timerstore.operations.find import BULKY, POSITION_COLUMNS, STATES, Hits, LogQuery, Search
 from timerstore.operations.state import StoreState
 from timerstore.operations.view import View, looked
 from timerstore.rows.entry import HEADERS, PAYLOAD_COLUMNS
@@ -33,10 +33,8 @@ BATCH_BYTES_MAX: Final = 4 << 20
 TIME: Final = pa.timestamp("us", tz="UTC")
 SCHEMA: Final = pa.schema(
     [
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
-        pa.field("origin", pa.string()),
+        pa.field("origin", pa.int64()),
         pa.field("due", TIME),
         pa.field("at", TIME),
         pa.field("ts", TIME),
@@ -52,8 +50,8 @@ SCHEMA: Final = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-"""Columns mean what the fields of `find.PendingRow` mean. `origin` is topic/partition/offset of the original record,
-times are whole milliseconds. Without `bulky`, headers and values are null."""
+"""Columns mean what the fields of `find.FoundRow` mean; times are whole milliseconds. Without `bulky`, headers and
+values are null."""
 _OUTSIDE: Final = {"kind", "replace"}
 """Payload columns that are of no interest."""
 
@@ -65,9 +63,8 @@ class Export:
     `next` raises Corrupt, DiskFailure.
     """
 
-    def __init__(self, state: StoreState, view: View, query: Query, now_ms: int, *, bulky: bool) -> None:
+    def __init__(self, state: StoreState, view: View, query: LogQuery, now_ms: int, *, bulky: bool) -> None:
         """Raises Corrupt, DiskFailure."""
-        self._sources = state.sources
         self._names = [n for n in PAYLOAD_COLUMNS if n not in _OUTSIDE and (bulky or n not in BULKY)]
         self._files = ExitStack()
         self._view = view
@@ -121,25 +118,19 @@ class Export:
         rows, size = int(segment.group_rows[group]), int(segment.group_bytes[group])
         rows_max = max(1, min(ROW_GROUP_ROWS, rows * BATCH_BYTES_MAX // max(1, size)))
         for table in reader.parts(group, [*POSITION_COLUMNS, "kind", *self._names], rows_max):
-            hits = self._search.in_table(segment, table)
+            hits = self._search.in_table(table)
             yield self._batch(hits, table.select(self._names).take(pa.array(hits.refs.row)))
 
     def _batch(self, hits: Hits, payload: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
         """`payload` has the rows of `hits`, one by one."""
         refs: RowRefs = hits.refs
-        topic, partition = self._sources.columns(refs.source)
-        topic = topic.cast(pa.string())
         columns = {name: payload.column(name) for name in self._names} | {
-            "topic": topic,
-            "partition": partition,
             "offset": pa.array(refs.offset),
             "at": pa.array(refs.at),
             "state": pa.array([state.value for state in STATES]).take(pa.array(hits.state)),
             "target": pc.fill_null(payload.column("target"), ""),
             "attempts": payload.column("attempt"),
         }
-        origin = [topic, partition.cast(pa.string()), payload.column("origin").cast(pa.string())]
-        columns["origin"] = pc.binary_join_element_wise(*origin, "/")
         for name in ("due", "at", "ts"):
             columns[name] = columns[name].cast(pa.timestamp("ms", tz="UTC"))
         for name in BULKY:
@@ -151,6 +142,6 @@ class Export:
 EMPTY: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
-def export(state: StoreState, query: Query, now_ms: int, *, bulky: bool) -> Export:
+def export(state: StoreState, query: LogQuery, now_ms: int, *, bulky: bool) -> Export:
     """See `TimerStore.export`."""
     return looked(state, lambda view: Export(state, view, query, now_ms, bulky=bulky))

@@ -14,9 +14,9 @@ takes to copy lists, and reads no more than one row group at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -25,14 +25,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from timerstore.cancels.digests import digest
 from timerstore.errors import Misuse
-from timerstore.log.segment import Reader, Segment, references
-from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
+from timerstore.log.segment import Reader, Segment
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat, select
 from timerstore.operations.state import StoreState
 from timerstore.operations.view import View, looked
 from timerstore.rows.entry import PAYLOAD_COLUMNS, Kind
-from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions, pack, sources_of
-from timerstore.rows.sources import NamedPosition, SourceName
+from timerstore.rows.position import ORIGIN, Bools, Int64s, Position
 
 ROWS_MAX: Final = 1_000
 """Of a page."""
@@ -45,7 +45,7 @@ SCANNED_ROWS_MAX: Final = 16_000_000
 SEARCHES_MAX: Final = 2
 """At a time: others wait."""
 
-POSITION_COLUMNS: Final = ("topic", "partition", "offset", "at")
+POSITION_COLUMNS: Final = ("offset", "at")
 STATE_COLUMNS: Final = ("kind", "id", "origin", "due", "attempt", "rolls")
 """What the state of a row is told from."""
 BULKY: Final = ("value", "headers")
@@ -74,17 +74,17 @@ PENDING: Final = frozenset(STATES) - {PendingState.CANCELLED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
+class LogQuery:
     """Which pending messages are wanted: those that fit all that is given.
 
-    `origin` is (topic, partition, offset) of the original record, and finds its copies too. `target` "" is the delay
-    topic's default target. `at` is when the bridge acts on it next, `ts` when its record was written. `..._from_ms` is
-    inclusive, `..._until_ms` not. `recurring`: only messages with a schedule. `paused` targets, and `paused_topics`,
-    the delay topics whose default target is, do not choose messages, but tell states apart.
+    `origin_offset` is of the original record, and finds its copies too. `target` "" is the log's default target. `at`
+    is when the bridge acts on it next, `ts` when its record was written. `..._from_ms` is inclusive, `..._until_ms`
+    not. `recurring`: only messages with a schedule. `paused` targets, and whether the default target is, do not choose
+    messages, but tell states apart.
     """
 
     id: str | None = None
-    origin: tuple[str, int, int] | None = None
+    origin_offset: int | None = None
     key: bytes | None = None
     target: str | None = None
     due_from_ms: int | None = None
@@ -94,18 +94,22 @@ class Query:
     ts_until_ms: int | None = None
     states: frozenset[PendingState] = PENDING
     recurring: bool = False
-    paused: frozenset[str] = field(default=frozenset(), compare=False)
-    paused_topics: frozenset[str] = field(default=frozenset(), compare=False)
+    paused: frozenset[str] = frozenset()
+    is_default_paused: bool = False
+
+    def is_of_target(self) -> bool:
+        """Whether nothing but a target is asked for, or nothing at all."""
+        chosen = (self.id, self.origin_offset, self.key, self.due_from_ms, self.due_until_ms, self.at_from_ms,
+                  self.at_until_ms, self.ts_until_ms)  # fmt: skip
+        return not self.recurring and self.states == PENDING and all(each is None for each in chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingRow:
+class FoundRow:
     """A pending message. Times are epoch milliseconds: `at_ms` is when the bridge acts on it next, `due_ms` when it is
-    to be delivered, `ts_ms` the timestamp of its record at (topic, partition, offset), which is the original or, when
-    it is not at `origin`, a copy. `value` is None, `headers` are empty and `key` is cut unless they were asked for."""
+    to be delivered, `ts_ms` the timestamp of its record at `offset`, which is the original or, when it is not at
+    `origin`, a copy. `value` is None, `headers` are empty and `key` is cut unless they were asked for."""
 
-    topic: str
-    partition: int
     offset: int
     origin: int
     at_ms: int
@@ -126,20 +130,23 @@ class PendingRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class FoundPage:
     """Rows in the order of position, and the cursor for those behind them; None: there are no more."""
 
-    rows: tuple[PendingRow, ...]
-    next: NamedPosition | None
+    rows: tuple[FoundRow, ...]
+    next: Position | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Originals:
-    """Where pending messages came from: by source, the offsets of the originals and the due times (epoch ms), int64[n]
-    each, in the order of position; and the cursor, as a page has it."""
+class FoundOriginals:
+    """Where pending messages came from: offsets of the originals, when they come up and when they are due (epoch ms),
+    int64[n] each, in the order of position; and the cursor, as a page has it."""
 
-    found: Mapping[SourceName, tuple[Int64s, Int64s]]
-    next: NamedPosition | None
+    offset: Int64s
+    origin: Int64s
+    at: Int64s
+    due: Int64s
+    next: Position | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +172,7 @@ class Hits:
         if not len(other.refs):
             return self
         refs, state = concat([self.refs, other.refs]), np.concatenate([self.state, other.state])
-        order = np.lexsort((refs.seq, refs.at))
+        order = np.lexsort((refs.offset, refs.at))
         return Hits(refs[order], state[order])
 
 
@@ -179,31 +186,28 @@ class Find:
         self._state = state
         self._turns = threading.BoundedSemaphore(SEARCHES_MAX)
 
-    def page(self, query: Query, now_ms: int, after: NamedPosition | None, limit: int, *, bulky: bool) -> Page:
+    def page(self, query: LogQuery, now_ms: int, after: Position, limit: int, *, bulky: bool) -> FoundPage:
         """See `TimerStore.find`."""
         if not 1 <= limit <= ROWS_MAX:
             raise Misuse(f"a page has 1 to {ROWS_MAX} rows, not {limit}", code="DB-7003")
-        with self._turns, self._search(query, now_ms, self._start(after), limit, SCANNED_ROWS_MAX) as search:
+        with self._turns, self._search(query, now_ms, after, limit, SCANNED_ROWS_MAX) as search:
             rows = tuple(search.rows(search.hits.first(limit), bulky=bulky))
-            return Page(rows=rows, next=self._end(search, limit))
+            return FoundPage(rows=rows, next=self._end(search, limit))
 
-    def originals(self, query: Query, now_ms: int, after: NamedPosition | None, limit: int) -> Originals:
+    def originals(self, query: LogQuery, now_ms: int, after: Position, limit: int) -> FoundOriginals:
         """See `TimerStore.find_originals`."""
         if not 1 <= limit <= ORIGINALS_MAX:
             raise Misuse(f"a page has 1 to {ORIGINALS_MAX} rows, not {limit}", code="DB-7003")
-        with self._turns, self._search(query, now_ms, self._start(after), limit, SCANNED_ROWS_MAX) as search:
-            return Originals(found=search.originals(search.hits.first(limit)), next=self._end(search, limit))
+        with self._turns, self._search(query, now_ms, after, limit, SCANNED_ROWS_MAX) as search:
+            return search.originals(search.hits.first(limit), self._end(search, limit))
 
-    def _start(self, after: NamedPosition | None) -> Position:
-        return ORIGIN if after is None else self._state.sources.position(after)
+    @staticmethod
+    def _end(search: Search, limit: int) -> Position | None:
+        return search.hits.refs[limit - 1 : limit].last() if len(search.hits.refs) > limit else search.complete_to
 
-    def _end(self, search: Search, limit: int) -> NamedPosition | None:
-        end = search.hits.refs[limit - 1 : limit].last() if len(search.hits.refs) > limit else search.complete_to
-        return None if end is None else self._state.sources.named(end)
-
-    def count(self, query: Query, now_ms: int, scanned_rows_max: int) -> Count:
+    def count(self, query: LogQuery, now_ms: int, scanned_rows_max: int) -> Count:
         """See `TimerStore.count_where`."""
-        if query == Query(target=query.target):
+        if query.is_of_target():
             with self._state.lock:
                 by_target, is_exact = self._state.pending.by_target(), self._state.pending.is_by_target
             if query.target is None:
@@ -213,7 +217,7 @@ class Find:
         with self._turns, self._search(query, now_ms, ORIGIN, 0, scanned_rows_max) as search:
             return Count(rows=search.total, is_exact=search.complete_to is None)
 
-    def _search(self, query: Query, now_ms: int, after: Position, limit: int, scanned_rows_max: int) -> Search:
+    def _search(self, query: LogQuery, now_ms: int, after: Position, limit: int, scanned_rows_max: int) -> Search:
         """A search that has run."""
 
         def look(view: View) -> Search:
@@ -232,7 +236,7 @@ class Search:
     """One pass over a snapshot. `hits` are the first that fit, `complete_to` the position up to which it came if it
     did not come to the end, `total` how many fit as far as it came. A context: files stay open until it ends."""
 
-    def __init__(self, state: StoreState, view: View, query: Query, now_ms: int, after: Position) -> None:
+    def __init__(self, state: StoreState, view: View, query: LogQuery, now_ms: int, after: Position) -> None:
         self.hits = NO_HITS
         self.total = 0
         self.complete_to: Position | None = None
@@ -242,16 +246,11 @@ class Search:
         self._readers: dict[Segment, Reader] = {}
         self._groups: list[tuple[Segment, int]] = []
         """Row groups in which something was found."""
-        self._origin: Int64s = np.empty(0, np.int64)
-        """The one that is asked for, packed, if it is of a source of ours."""
-        if query.origin is not None and query.origin[:2] in state.sources:
-            source, offset = state.sources.index(*query.origin[:2]), query.origin[2]
-            self._origin = pack(np.array([source]), np.array([offset]))
+        self._origin: Int64s = np.array([] if query.origin_offset is None else [query.origin_offset], dtype=np.int64)
         self._asked = [name for name in ("key", "target") if getattr(query, name) is not None]
         self._asked += ["schedule"] * query.recurring + ["ts"] * (query.ts_until_ms is not None)
         self._paused = pa.array(query.paused, pa.string())
-        self._paused_sources = [i for i, (topic, _) in enumerate(state.sources) if topic in query.paused_topics]
-        told = STATE_COLUMNS + (("target",) if query.paused else ())
+        told = STATE_COLUMNS + (("target",) if query.paused or query.is_default_paused else ())
         self._columns = [name for name in PAYLOAD_COLUMNS if name in (*self._asked, *told)]
 
     def __enter__(self) -> Self:
@@ -270,29 +269,23 @@ class Search:
         for first, segment, group in self._ordered_groups():
             if limit and len(self.hits.refs) > limit and first > self.hits.refs.last():
                 return
-            if scanned >= scanned_rows_max and (end := self._before(first)) > self._after:
+            if scanned >= scanned_rows_max and (end := first.before()) > self._after:
                 self.complete_to = end
                 self.hits = self.hits.first(int(np.count_nonzero(self.hits.refs.at_or_below(end))))
                 return
             scanned += int(segment.group_rows[group])
             self._keep(self._in_group(segment, group), limit)
 
-    def _before(self, first: Position) -> Position:
-        """The last position before one, of a partition that there is: a cursor names it."""
-        end = first.before()
-        return min(end, Position(end.at_ms, len(self._state.sources) - 1, OFFSET_MAX))
-
     def _keep(self, hits: Hits, limit: int) -> None:
         self.total += len(hits.refs)
         if limit:
             self.hits = (self.hits + hits).first(limit + 1)
 
-    def rows(self, hits: Hits, *, bulky: bool) -> Iterator[PendingRow]:
+    def rows(self, hits: Hits, *, bulky: bool) -> Iterator[FoundRow]:
         """The rows of hits, in their order, without those that have been finished meanwhile; keys are cut unless
         `bulky`."""
         names = [name for name in PAYLOAD_COLUMNS if bulky or name not in BULKY]
-        gone, sources = self._state.finished(hits.refs), self._state.sources
-        chunk = hits.refs.chunk
+        gone, chunk = self._state.finished(hits.refs), hits.refs.chunk
         found: dict[int, dict[str, Any]] = {}
         for c, batch in self._batches(chunk, names):
             mine = np.flatnonzero(~gone & (chunk == c))
@@ -302,14 +295,10 @@ class Search:
             found |= {n: dict(zip(columns, row, strict=True)) for n, row in zip(mine.tolist(), rows, strict=True)}
         for n in sorted(found):
             values = found[n]
-            at = Position.of(int(hits.refs.at[n]), int(hits.refs.seq[n]))
-            topic, partition = sources.name(at.source)
-            yield PendingRow(
-                topic=topic,
-                partition=partition,
-                offset=at.offset,
+            yield FoundRow(
+                offset=int(hits.refs.offset[n]),
                 origin=values["origin"],
-                at_ms=at.at_ms,
+                at_ms=int(hits.refs.at[n]),
                 due_ms=values["due"],
                 ts_ms=values["ts"],
                 state=STATES[int(hits.state[n])],
@@ -326,18 +315,15 @@ class Search:
                 tick=values["tick"],
             )
 
-    def originals(self, hits: Hits) -> dict[SourceName, tuple[Int64s, Int64s]]:
-        """The originals of hits and when they are due, by source and in order, without those finished meanwhile."""
+    def originals(self, hits: Hits, end: Position | None) -> FoundOriginals:
+        """The originals of hits, in order, without those finished meanwhile."""
         refs = hits.refs[~self._state.finished(hits.refs)]
         origin, due = np.empty(len(refs), np.int64), np.empty(len(refs), np.int64)
         for c, batch in self._batches(refs.chunk, ["origin", "due"]):
             mine = np.flatnonzero(refs.chunk == c)
             for name, values in (("origin", origin), ("due", due)):
                 values[mine] = batch.column(name).to_numpy()[refs.row[mine]]
-        return {
-            self._state.sources.name(each): (origin[refs.source == each], due[refs.source == each])
-            for each in np.unique(refs.source).tolist()
-        }
+        return FoundOriginals(offset=refs.offset, origin=origin, at=refs.at, due=due, next=end)
 
     def _batches(self, chunk: npt.NDArray[np.int32], names: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """What hits refer to, with these columns at least: one at a time is in memory."""
@@ -370,27 +356,25 @@ class Search:
         for segment in self.view.segments:
             firsts = segment.fences
             groups = np.flatnonzero(self.may_fit(segment)).tolist()
-            found += [(Position.of(int(firsts.at[g]), int(firsts.seq[g])), segment, g) for g in groups]
+            found += [(Position(int(firsts.at[g]), int(firsts.offset[g])), segment, g) for g in groups]
         return sorted(found, key=lambda each: each[0])
 
     def may_fit(self, segment: Segment) -> Bools:
         """Mask of a segment's row groups."""
         query, fences = self._query, segment.fences
-        lasts = Positions(np.r_[fences.at[1:], segment.last.at_ms], np.r_[fences.seq[1:], segment.last.seq])
-        mask = ~lasts.at_or_below(self._after)
-        if not self.view.held.any():
-            mask &= ~lasts.at_or_below(self.view.frontier)
+        lasts = segment.lasts()
+        mask = ~lasts.at_or_below(self._after) & ~lasts.at_or_below(self.view.frontier)
         if query.at_until_ms is not None:
             mask &= fences.at < query.at_until_ms
         if query.at_from_ms is not None:
             mask &= lasts.at >= query.at_from_ms
         if query.id is not None:
             named = np.zeros(len(fences), dtype=np.bool_)
-            keys = self._state.cancels.seeds.digest_everywhere(query.id)
-            for _, timers in segment.ids.matches(keys) if segment.ids is not None else ():
+            key = digest(pa.array([query.id]))
+            for _, timers in segment.ids.matches(key) if segment.ids is not None else ():
                 named[segment.groups_at(timers)] = True
             mask &= named
-        if query.origin is not None:
+        if query.origin_offset is not None:
             named = np.zeros(len(fences), dtype=np.bool_)
             named[segment.groups_of(segment.origins.rows_of(self._origin))] = True
             mask &= named
@@ -405,16 +389,16 @@ class Search:
         reader = self._reader(segment)
         if not self.has_any(reader, group):
             return NO_HITS
-        hits = self.in_table(segment, reader.read(group, [*POSITION_COLUMNS, *self._columns]))
+        hits = self.in_table(reader.read(group, [*POSITION_COLUMNS, *self._columns]))
         if not len(hits.refs):
             return NO_HITS
         self._groups.append((segment, group))
         chunk = np.full(len(hits.refs), -len(self._groups), dtype=np.int32)
-        return Hits(RowRefs(hits.refs.at, hits.refs.seq, chunk, hits.refs.row), hits.state)
+        return Hits(RowRefs(hits.refs.at, hits.refs.offset, chunk, hits.refs.row), hits.state)
 
-    def in_table(self, segment: Segment, table: pa.Table) -> Hits:
+    def in_table(self, table: pa.Table) -> Hits:
         """What fits of rows that were read from a segment; `row` is the index in `table`."""
-        refs = references(segment, table, self._state.sources)
+        refs = select(table)
         fits = ~self.view.is_resident(refs) & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
         return self._judged(refs[fits], table.select(self._columns).filter(pa.array(fits)))
 
@@ -430,8 +414,8 @@ class Search:
         mask = pc.and_(self._has_asked(table), pc.equal(table["kind"], Kind.TIMER))
         if query.id is not None:
             mask = pc.and_(mask, pc.equal(table["id"], query.id))
-        if query.origin is not None:
-            mask = pc.and_(mask, pc.equal(table["origin"], query.origin[2]))
+        if query.origin_offset is not None:
+            mask = pc.and_(mask, pc.equal(table["origin"], query.origin_offset))
         if query.due_from_ms is not None:
             mask = pc.and_(mask, pc.greater_equal(table["due"], query.due_from_ms))
         if query.due_until_ms is not None:
@@ -454,19 +438,18 @@ class Search:
 
     def _is_at(self, rows: RowRefs) -> Bools:
         query, mask = self._query, np.ones(len(rows), dtype=np.bool_)
-        if query.origin is not None:
-            mask &= np.isin(rows.source, sources_of(self._origin))
         if query.at_from_ms is not None:
             mask &= rows.at >= query.at_from_ms
         if query.at_until_ms is not None:
             mask &= rows.at < query.at_until_ms
         return mask
 
-    def _is_paused(self, rows: RowRefs, payload: pa.RecordBatch) -> Bools:
+    def _is_paused(self, payload: pa.RecordBatch) -> Bools:
         target = pc.fill_null(payload.column("target"), "")
         mask: Bools = pc.is_in(target, self._paused).to_numpy(zero_copy_only=False)
-        is_default: Bools = pc.equal(target, "").to_numpy(zero_copy_only=False)
-        return mask | (is_default & np.isin(rows.source, self._paused_sources))
+        if self._query.is_default_paused:
+            mask |= pc.equal(target, "").to_numpy(zero_copy_only=False)
+        return mask
 
     def _judged(self, rows: RowRefs, table: pa.Table) -> Hits:
         """Those that are pending and in a wanted state; `table` has their columns, row by row."""
@@ -474,22 +457,22 @@ class Search:
             return NO_HITS
         payload = table.select(self._columns).combine_chunks().to_batches()[0]
         state = np.full(len(rows), STATES.index(PendingState.WAITING))
-        if self._query.paused:
-            state[self._is_paused(rows, payload)] = STATES.index(PendingState.PAUSED)
+        if "target" in self._columns:
+            state[self._is_paused(payload)] = STATES.index(PendingState.PAUSED)
         due, rolls = (payload.column(name).to_numpy() for name in ("due", "rolls"))
         state[(due > rows.at) & (rolls > 0)] = STATES.index(PendingState.ROLLED)
         state[rows.at <= self._now_ms] = STATES.index(PendingState.OVERDUE)
         state[payload.column("attempt").to_numpy() > 0] = STATES.index(PendingState.RETRYING)
         cancels, tombstones = self._state.cancels, self.view.tombstones
         origin = payload.column("origin").to_numpy()
-        is_cancelled = cancels.cancelled_by(tombstones, rows.source, payload)
-        is_cancelled |= cancels.recalled(tombstones, rows.source, rows.offset, origin)
+        is_cancelled = cancels.cancelled_by(tombstones, payload)
+        is_cancelled |= cancels.recalled(tombstones, rows.offset, origin)
         state[is_cancelled] = STATES.index(PendingState.CANCELLED)
-        wanted = ~cancels.moved(tombstones, rows.source, rows.offset, origin)
+        wanted = ~cancels.moved(tombstones, rows.offset, origin)
         wanted &= np.isin(state, [STATES.index(each) for each in self._query.states])
-        wanted &= ~self.view.finished.includes(rows)
+        wanted &= ~self.view.committed.finished(rows)
         rows, state = rows[wanted], state[wanted]
-        order = np.lexsort((rows.seq, rows.at))
+        order = np.lexsort((rows.offset, rows.at))
         return Hits(rows[order], state[order])
 
 

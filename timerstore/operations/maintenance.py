@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +22,6 @@ from timerstore.operations import compaction
 from timerstore.operations.by_origin import covered_in
 from timerstore.operations.compaction import Compaction
 from timerstore.operations.state import StoreState
-from timerstore.rows.position import ORIGIN, Int64s
-from timerstore.rows.sources import SourceName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +47,21 @@ class Maintenance:
         again, and O_c can move; or there are too many tombstones in memory."""
         state = self._state
         with state.lock:
-            if state.cancels.tombstones.memory_rows >= state.limits.tombstone_rows or self._lets_go(now_ms):
+            if state.cancels.tombstones.memory_rows >= state.budgets.tombstones.allowed(state) // 2:
                 return True
-            covered, limits = state.resident.covered(), state.limits
-            known = state.checkpoint.offsets
-            names = {source: state.sources.name(source) for source in state.resident.committed}
-            if all(known.get(name) == covered[source] for source, name in names.items()):
+            covered, known, limits = state.resident.covered(), state.checkpoint.offset, state.limits
+            if known == covered:
                 return False
             if self._flushed_ms is None:
                 self._flushed_ms = now_ms
             since_ms = now_ms - self._flushed_ms
             # What a start has read again is written as soon as all of it is read: the next start may come any time.
             is_rested = since_ms >= limits.flush_pause_ms or not self._has_flushed
-            records = sum(int(covered[source]) - known.get(name, 0) for source, name in names.items())
+            records = covered - (known or 0)
             return (
                 not 0 <= since_ms < limits.flush_interval_ms
                 or (records >= limits.flush_records and is_rested and state.is_caught_up())
-                or state.resident.memtable_bytes >= limits.flush_bytes
+                or state.resident.memtable.bytes >= state.flush_bytes
             )
 
     def flush(self, now_ms: int) -> Flushed:
@@ -76,30 +72,27 @@ class Maintenance:
         state, resident, live = self._state, self._state.resident, self._state.cancels.tombstones
         # 1. Fix O_c at the committed O (where ingest has come so far); choose the rows below it that no segment holds.
         with state.changing():
-            covered, is_full = resident.covered(), resident.memtable_bytes >= state.limits.flush_bytes
-            runs = [*resident.ready, *resident.memtable, *resident.withheld, state.rows_on_loan()]
+            covered, is_full = resident.covered(), resident.memtable.bytes >= state.flush_bytes
+            runs = [*resident.ready, *resident.memtable, state.rows_on_loan()]
             payloads = resident.chunks.all()
-            # The rows of a partition and its O_c leave together: without this, the rows count no more (recovery.py).
-            kept = {} if self._lets_go(now_ms) else state.checkpoint.offsets
-            offsets = {**kept, **{state.sources.name(s): int(covered[s]) for s in resident.committed}}
             number = state.next_segment
-            merge = self._tombstone_merge(now_ms, offsets)
+            merge = self._tombstone_merge(now_ms)
         rows = self._unstored(runs, covered)
         payloads = {chunk: payloads[chunk] for chunk in np.unique(rows.chunk).tolist()}
         # 2. Write them as one segment, and the indexes beside it: temporary file, fsync, rename, fsync of the folder.
         #    A crash until here leaves files that no checkpoint names; opening removes them.
-        written = segment.write(state.directory, number, state.identity, state.sources, rows.sorted(), payloads)
+        written = segment.write(state.directory, number, state.identity, rows.sorted(), payloads)
         merged, absorbed = None, () if merge is None else merge.absorbed
         try:
             # 3. Write the tombstones that are in memory only, merged with files that are not much larger. As 2.
             if merge is not None:
                 path = state.directory / files.tombstones_name(state.next_tombstones - 1)
-                merged = tombstones.write(path, state.sources, merge)
+                merged = tombstones.write(path, merge)
             # 4. Replace the checkpoint: it names all that and moves O_c in one step.
             #    A crash before it reads rows and cancels from Kafka again, after it from the files.
             named = tuple(s.named for s in state.timerlog) + ((written.named,) if written else ())
             left = tuple(t for t in live.files if t not in absorbed)
-            self._write_checkpoint(offsets, named, (*left, merged) if merged else left, now_ms)
+            self._write_checkpoint(covered, named, (*left, merged) if merged else left, now_ms)
         except DiskFull:
             if written is not None:
                 segment.remove(written.path)
@@ -139,7 +132,7 @@ class Maintenance:
         """
         state = self._state
         with state.lock:
-            finished = state.timerlog.finished(state.resident.committed, state.elsewhere())
+            finished = state.timerlog.finished(state.resident.committed)
             if self._compaction is not None:
                 finished = [s for s in finished if s not in self._compaction.segments]
         if finished:
@@ -201,45 +194,28 @@ class Maintenance:
             files.remove(path)
         return len(aside)
 
-    def _lets_go(self, now_ms: int) -> bool:
-        """Whether partitions have been with another instance for so long that their rows and their O_c leave."""
-        state = self._state
-        return now_ms - state.assigned_ms >= state.limits.elsewhere_ms and bool(state.elsewhere().any())
-
-    def _unstored(self, runs: Sequence[RowRefs], covered: Int64s) -> RowRefs:
-        """The rows of `runs` below `covered` (offsets by source) that no segment holds. Needs no lock: only a flush
+    def _unstored(self, runs: Sequence[RowRefs], covered: int) -> RowRefs:
+        """The rows of `runs` below `covered` that no segment holds. Needs no lock: only a flush
         changes what is stored.
 
         Finished rows are not in memory, and the offsets of overtaken rows are not below the committed O.
         """
         resident = self._state.resident
-        return concat([run[~resident.is_stored(run) & (run.offset < covered[run.source])] for run in runs])
+        return concat([run[~resident.is_stored(run) & (run.offset < covered)] for run in runs])
 
-    def _tombstone_merge(self, now_ms: int, offsets: Mapping[SourceName, int]) -> TombstoneMerge | None:
-        """What there is to write of tombstones; `offsets` is O_c as it will be."""
+    def _tombstone_merge(self, now_ms: int) -> TombstoneMerge | None:
+        """The tombstones that are to be written."""
         state = self._state
-        # A partition that another instance has: what is pending of it in our segments is not looked at here.
-        present = np.zeros(len(state.sources), dtype=np.bool_)
-        for each in state.timerlog:
-            present[list(each.largest)] = True
-        elsewhere = state.elsewhere(offsets) | (present & ~state.resident.owned)
         expired_before_ms = state.cancels.expired_before_ms(state.resident, state.rows_on_loan(), now_ms)
-        merge = state.cancels.tombstones.merge(expired_before_ms, elsewhere)
+        merge = state.cancels.tombstones.merge(expired_before_ms)
         if merge is not None:
             state.next_tombstones += 1
         return merge
 
     def _dead_rows(self, each: Segment) -> int:
-        """About how many rows of a segment are finished, cancelled, or of partitions that have left."""
+        """About how many rows of a segment are finished or cancelled."""
         state = self._state
-        with state.lock:
-            committed = state.resident.committed
-            away = [source for source in each.largest if source not in committed]
-            if state.elsewhere()[away].any():
-                return 0
-            gone = sum(each.rows_of[source] for source in away)
-            position = min((committed[s].position for s in each.largest if s in committed), default=ORIGIN)
-            passed = compaction.passed_rows(each, position) * (each.rows - gone) // each.rows + gone
+        passed = compaction.passed_rows(each, state.resident.position)
         if not len(state.cancels.tombstones):
             return passed
         # Counting takes a while: again only when an eighth of the segment may have been cancelled since.
@@ -253,7 +229,7 @@ class Maintenance:
         """Let a segment, or none, take the place of others: first in the checkpoint, then in memory, then on disk."""
         state = self._state
         named = tuple(s.named for s in state.timerlog if s not in old) + ((new.named,) if new else ())
-        self._write_checkpoint(state.checkpoint.offsets, named, state.cancels.tombstones.files, now_ms, frees=True)
+        self._write_checkpoint(state.checkpoint.offset, named, state.cancels.tombstones.files, now_ms, frees=True)
         with state.changing():
             state.timerlog.remove(old)
             if new is not None:
@@ -266,7 +242,7 @@ class Maintenance:
 
     def _write_checkpoint(
         self,
-        offsets: Mapping[SourceName, int],
+        offset: int | None,
         segments: tuple[NamedFile, ...],
         cancels: Sequence[TombstoneFile],
         now_ms: int,
@@ -276,20 +252,13 @@ class Maintenance:
         state = self._state
         with state.lock:
             state.must_be_consistent()
-            sources, states = state.sources, state.resident.committed
-            progress = {sources.name(s): (each.offset, sources.named(each.position)) for s, each in states.items()}
-            frozen = {sources.name(s): sources.named_steps(each.frozen) for s, each in states.items() if each.frozen}
-            cuts = {**state.checkpoint.cuts, **state.cuts}
-            # As O_c, this leaves together with the rows of a source that another instance has.
-            lets_go, known = self._lets_go(now_ms), state.checkpoint.kept.items()
-            kept = {n: bound for n, bound in known if n not in offsets and (n in progress or not lets_go)}
+            progress, cut = state.resident.committed, state.cut
         written = Checkpoint(
             identity=state.identity,
-            offsets=offsets,
+            offset=offset,
             progress=progress,
-            frozen=frozen,
-            cuts=cuts,
-            kept=kept,
+            cut=cut,
+            kept=state.checkpoint.kept if offset is None else None,
             segments=segments,
             tombstones=tuple(file.named for file in cancels),
         )

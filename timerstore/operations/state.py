@@ -13,13 +13,14 @@ its files, as after a crash, which loses nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from timerstore.budget import Budgets
 from timerstore.cancels.cancels import Cancels
 from timerstore.cancels.commands import Commands
 from timerstore.disk.checkpoint import Checkpoint, Identity
@@ -30,14 +31,13 @@ from timerstore.memory.pending import Pending, Tally
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.rows.position import AT_MIN, Bools, Int64s, Position, Positions, Progress
-from timerstore.rows.sources import SourceName, Sources
 
 
 @dataclass(slots=True)
 class Loan:
     """The rows that the open transaction has taken: until it ends they are nowhere else. `position` is P as its commit
     will leave it, `acted` are rows that its commands act on, `cancelled` counts timers, on loan or acted on, whose
-    cancel was read meanwhile. `copies_read` are the originals, packed, of copies that were read meanwhile and may be
+    cancel was read meanwhile. `copies_read` are the originals of copies that were read meanwhile and may be
     the transaction's own: it was committed, and does not know it yet."""
 
     position: Position
@@ -53,49 +53,54 @@ class Loan:
 
 
 class StoreState:
-    """See the module. `committed` has the committed state of every owned source."""
+    """See the module. `on_news` is called where a nearer row has come, or O should be committed, under the lock."""
 
     def __init__(
         self,
         directory: Path,
         identity: Identity,
-        sources: Sources,
-        committed: Mapping[int, Progress],
+        committed: Progress,
         limits: Limits,
         now_ms: int,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        """Notified when there may be room, when a nearer row has come, and at the end."""
-        self.has_news = False
+        """Notified when there may be room, and at the end."""
+        self._on_news = on_news
         self.is_intake_closed = False
         self.is_closed = False
         self.failed_change: BaseException | None = None
         """What ended a change half-way."""
         self.directory = directory
         self.identity = identity
-        self.sources = sources
         self.limits = limits
-        self.assigned_ms = now_ms
-        """Since when the owned sources are these."""
-        self.assignments = 0
-        """How often they have changed."""
-        self.resident = Resident(len(sources), committed)
+        self.resident = Resident(committed)
         self.pending = Pending(now_ms - DAY_MS)
-        self.cancels = Cancels(sources, limits.window_ms)
-        self.commands = Commands(sources)
+        self.cancels = Cancels(limits.window_ms)
+        self.commands = Commands()
+        self.share(Budgets(limits))
         self.timerlog = TimerLog()
         self.loan: Loan | None = None
-        self.checkpoint = Checkpoint(identity=identity, offsets={})
+        self.checkpoint = Checkpoint(identity=identity)
         self.checkpoint_ms: int | None = None
-        self.cuts: Mapping[SourceName, int] = {}
-        """The numbers of the last cuts of the sources' logs."""
+        self.cut = 0
+        """The number of the log's last cut."""
         self.next_segment = 1
         self.next_tombstones = 1
         self.aside: tuple[Path, ...] = ()
         """Files that a rebuild has replaced or given up, kept until ingest has caught up."""
         self.reports: tuple[str, ...] = ()
         """What was found wrong in the directory, and mended: sentences for the operator."""
+
+    def share(self, budgets: Budgets) -> None:
+        """Share memory with other stores."""
+        resident, cancels, commands = self.resident, self.cancels, self.commands
+        budgets.ready.join(self, lambda: resident.ready.bytes)
+        budgets.memtable.join(self, lambda: resident.memtable.bytes)
+        budgets.waiting.join(self, lambda: resident.overtaken.bytes + commands.bytes)
+        budgets.tombstones.join(self, lambda: cancels.tombstones.memory_rows)
+        self.budgets: Budgets = budgets
 
     def finished(self, rows: Positions) -> Bools:
         """`Resident.finished`, for a caller without the lock."""
@@ -107,17 +112,17 @@ class StoreState:
         return EMPTY if self.loan is None else self.loan.rows()
 
     def timers_in_hand(self) -> Int64s:
-        """The timers, packed, that the open transaction has taken or acts on: it counts them out; the caller holds the
+        """The timers (offsets) that the open transaction has taken or acts on: it counts them out; the caller holds the
         lock."""
         if self.loan is None:
-            return EMPTY.seq
+            return EMPTY.offset
         rows, acted = self.loan.rows(), self.loan.acted
-        return np.concatenate([rows.seq[rows.at > AT_MIN], np.fromiter(acted, np.int64, len(acted))])
+        return np.concatenate([rows.offset[rows.at > AT_MIN], np.fromiter(acted, np.int64, len(acted))])
 
-    def is_unread(self, source: int) -> bool:
+    def is_unread(self) -> bool:
         """Whether copies that an earlier process wrote may still be unread; the caller holds the lock."""
         inherited = self.cancels.inherited
-        return inherited is None or bool(self.resident.ends[source] < inherited.get(source, 0))
+        return inherited is None or self.resident.end < inherited
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -150,30 +155,32 @@ class StoreState:
             ) from self.failed_change
 
     def is_caught_up(self) -> bool:
-        """Whether every owned source is ingested up to its committed O (invariant I6), but for those that join: of
-        these nothing is dispatched."""
-        with self.lock:
-            resident = self.resident
-            return bool((resident.ends >= resident.offset)[resident.owned & ~resident.joining].all())
+        """Whether it is ingested up to the committed O (invariant I6)."""
+        return self.resident.end >= self.resident.committed.offset
 
-    def offsets_behind(self) -> bool:
+    def offset_behind(self) -> bool:
         """Whether ingest is ahead of the committed O, so that a transaction would move it without rows (overtaken rows
         in front stop it)."""
         with self.lock:
-            resident = self.resident
-            is_ahead = resident.offsets_reachable() > resident.offset
-            return bool(is_ahead[resident.owned & ~resident.joining].any())
+            return self.resident.reachable() > self.resident.committed.offset
 
     def needs_offset_commit(self) -> bool:
         """Whether O should be committed at once: the memtable has to be flushed, and only rows below O can be."""
         with self.lock:
-            return self.resident.memtable_bytes >= self.limits.flush_bytes // 2 and self.offsets_behind()
+            # In the order of their costs; `flush_bytes` looks at all stores.
+            used = self.resident.memtable.bytes
+            is_large = used >= self.budgets.memtable.guaranteed // 3
+            return is_large and self.offset_behind() and used >= self.flush_bytes // 2
 
-    def elsewhere(self, offsets: Mapping[SourceName, int] | None = None) -> Bools:
-        """By source: whether another instance owns it, and the index (`offsets` of its checkpoint) covers it, or has
-        what Kafka may have lost of it, so that it can go on from here when it comes back."""
-        covered = {*self.checkpoint.kept, *(self.checkpoint.offsets if offsets is None else offsets)}
-        return np.array([name in covered for name in self.sources], dtype=np.bool_) & ~self.resident.owned
+    @property
+    def flush_bytes(self) -> int:
+        """From how large a memtable on a flush is due: while it is under way, half as much again may come in."""
+        return self.budgets.memtable.allowed(self) // 3 * 2
+
+    @property
+    def loaded_bytes_max(self) -> int:
+        """To where windows fill the ready rows, and to where it shrinks when ingest has overfilled it."""
+        return self.budgets.ready.allowed(self) // 4 * 3
 
     def floor(self) -> Position:
         """The frontier never moves below what is delivered or being delivered."""
@@ -181,11 +188,11 @@ class StoreState:
 
     def bound_ready_rows(self) -> None:
         """Move the frontier back where ingest has brought more ready rows than may be (invariant I8)."""
-        if self.resident.ready.bytes > self.limits.ready_rows_bytes:
-            self.resident.retreat_frontier(self.limits.loaded_bytes_max, self.floor())
+        if not self.budgets.ready.has_room(self):
+            self.resident.retreat_frontier(self.loaded_bytes_max, self.floor())
 
     def wake(self) -> None:
         """End the dispatcher's wait now, and that of an `append` without room."""
         with self.lock:
-            self.has_news = True
+            self._on_news()
             self.changed.notify_all()

@@ -51,7 +51,7 @@ class TimerWheel:
     def next_due_ms(self) -> int | None:
         resident = self._state.resident
         with self._state.lock:
-            candidates = (resident.ready.first_at_ms(), resident.overtaken.first_at_ms(resident.held))
+            candidates = (resident.ready.first_at_ms(), resident.overtaken.first_at_ms())
             return min((at for at in candidates if at is not None), default=None)
 
     def next_window(self, now_ms: int) -> Window | None:
@@ -64,14 +64,14 @@ class TimerWheel:
             if resident.frontier.at_ms >= now_ms + limits.horizon_ms // 2:
                 return None
             room = self._room()
-            if room < limits.window_bytes // 4 and len(resident.ready):
+            if room < min(limits.window_bytes, self._state.loaded_bytes_max) // 4 and len(resident.ready):
                 return None
             timerlog = self._state.timerlog
             upper, near = end_of(now_ms + limits.horizon_ms), end_of(now_ms + min(NEAR_MS, limits.horizon_ms))
             if resident.frontier.at_ms < now_ms and timerlog.segments_between(resident.frontier, near):
                 upper = near  # after a start or a release: what is due waits for this, so little is loaded first
             window = timerlog.window(resident.frontier, upper, room)
-            if resident.memtable_bytes > room:
+            if resident.memtable.bytes > room:
                 fits = resident.memtable.largest_within(window.upper, room)
                 if fits is not None:  # to the memtable's first row at least
                     upper = max(fits, min(window.upper, resident.memtable.first()))
@@ -84,22 +84,21 @@ class TimerWheel:
             return window
 
     def admit(self, window: Window, entries: pa.Table) -> bool:
-        """Take in what was read for a window (rows of `entry.SEGMENT` or `entry.ENTRY`, any order; rows outside it are
+        """Take in what was read for a window (rows of `entry.ENTRY`, any order; rows outside it are
         ignored).
 
         Where there is not enough room for all of it, the frontier moves to the last row that fits. False when the
         frontier has moved back meanwhile, or a new segment reaches into the window: it has to be asked for again.
         """
         resident = self._state.resident
-        rows = select(entries, self._state.sources).sorted()
+        rows = select(entries).sorted()
         rows = rows[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
         payload = payload_of(entries)
         with self._state.lock:
             if not self._is_current(window):
                 return False
-            # Nothing in the window can become finished meanwhile: it lies above P, and above O where its own P is
-            # ahead; or its source is given up.
-            rows, assignments = rows[~resident.finished(rows)], self._state.assignments
+            # Nothing in the window can become finished meanwhile: it lies above P.
+            rows = rows[~resident.finished(rows)]
             row_bytes = -(-payload.nbytes // max(1, payload.num_rows)) + ROW_REFERENCE_BYTES
             fitting = max(1, self._room() // row_bytes)
         upper = window.upper
@@ -108,7 +107,7 @@ class TimerWheel:
             upper = rows.last()
         payload = payload.take(pa.array(rows.row))
         with self._state.lock:
-            if not self._is_current(window) or self._state.assignments != assignments:
+            if not self._is_current(window):
                 return False
             with self._state.changing():
                 self._advance(upper)
@@ -118,8 +117,8 @@ class TimerWheel:
     def _room(self) -> int:
         """Bytes that a window may load. Loading stops short of the budget: the rest is for what ingest brings, else
         each batch would push the window out again."""
-        limits = self._state.limits
-        return min(limits.loaded_bytes_max - self._state.resident.ready.bytes, limits.window_bytes)
+        room = self._state.loaded_bytes_max - self._state.resident.ready.bytes
+        return min(room, self._state.limits.window_bytes)
 
     def _is_current(self, window: Window) -> bool:
         """Whether what was read for a window is still all that segments have in it."""

@@ -3,12 +3,11 @@
 A transaction outputs exactly the difference between two finished sets (invariant I1), in as many pieces as the
 dispatcher likes to take:
 
-    overtaken rows  move O of their source: O' is the first that is not taken, or the end of what is ingested
+    overtaken rows  move O: O' is the first that is not taken, or the end of what is ingested
     on-time rows    move P: P' is the position of the last row popped from the ready rows
     a popped row that O' does not cover is not output: it is overtaken from here on
     a row that a tombstone covers is passed like any other, without being output (invariant I7); so is one that a
     command of this transaction acts on (cancels/commands.py)
-    a held source keeps its P, and nothing of it is output; its O moves on as far as no overtaken row stands in the way
 
 Nothing is forgotten before `acknowledge`; `rollback` makes every row pending again.
 """
@@ -23,7 +22,6 @@ from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.cancels.commands import (
@@ -34,18 +32,19 @@ from timerstore.cancels.commands import (
     InTransit,
     named_among,
     of_all,
-    packed_in,
     passed_over,
+    within_reach,
 )
+from timerstore.cancels.digests import digests_or_zeros
 from timerstore.cancels.effects import ROWS_MAX
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Inconsistent, Misuse
 from timerstore.memory.chunks import materialize
-from timerstore.memory.pending import TALLIED, Tally, tally_timers
+from timerstore.memory.pending import TALLIED, tally_timers
 from timerstore.memory.sorted_runs import EMPTY, concat
 from timerstore.operations.state import Loan, StoreState
 from timerstore.rows.entry import PAYLOAD
-from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Positions, Progress, end_of, pack, sources_of
+from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position, Positions, Progress, end_of
 
 CANCELLED_TAKES_MAX = 16
 """How many takes in a row may find cancelled rows only, before the transaction is better ended."""
@@ -67,25 +66,29 @@ DECIDED_AT_ONCE = 500
 
 JUDGED = pa.schema([PAYLOAD.field(name) for name in ("kind", "id", "origin")])
 
-P_STALE_MS_MAX = 1_000
-"""A source whose committed P lies further behind than this is committed along, though nothing of it was output: a
-restart begins at the smallest P."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Taken:
     """Rows in the order in which they are to be produced.
 
-    `at` int64[n] (ms), `source` int32[n], `offset` int64[n]; `payload` is a record batch of `entry.PAYLOAD`, n rows.
+    `at` int64[n] (ms), `offset` int64[n]; `payload` is a record batch of `entry.PAYLOAD`, n rows. The first `overtaken`
+    of them are in the order of offset, the others in that of position.
     """
 
     at: Int64s
-    source: npt.NDArray[np.int32]
     offset: Int64s
     payload: pa.RecordBatch
+    overtaken: int
 
     def __len__(self) -> int:
         return len(self.at)
+
+
+class Due(NamedTuple):
+    """How many rows are due: overtaken ones, and those on time; cancelled ones too."""
+
+    overtaken: int
+    on_time: int
 
 
 class _Judged(NamedTuple):
@@ -100,15 +103,15 @@ class _Judged(NamedTuple):
 class Transaction:
     """One step of the committed state; made by `TimerStore.begin`, one at a time, used by one thread."""
 
-    def __init__(self, state: StoreState, *, only_output: bool = False) -> None:
+    def __init__(self, state: StoreState) -> None:
         self._state = state
-        self._only_output = only_output
         self._loan = state.loan = Loan(state.resident.position)
-        self._offsets = state.resident.offset.copy()
+        self._offset = state.resident.committed.offset
         self._delivered: list[tuple[Int64s, pa.RecordBatch]] = []
-        self._output: list[Int64s] = [EMPTY.seq]
-        """Rows that were handed out, packed."""
-        self._copied: list[Int64s] = [EMPTY.seq]
+        """What leaves the pending counts when the commit is known."""
+        self._output: list[Int64s] = [EMPTY.offset]
+        """Rows that were handed out."""
+        self._copied: list[Int64s] = [EMPTY.offset]
         """Those of them that leave as copies."""
         self._acted = self._loan.acted
         """Rows that commands of this transaction act on."""
@@ -117,56 +120,55 @@ class Transaction:
         self._named = 0
         """How many these are."""
         self._recalled: set[int] = set()
-        """Originals, packed, that recalls act on, or have commands by origin written about: later ones leave them."""
+        """Originals that recalls act on, or have commands by origin written about: later ones leave them."""
         self._hurried: set[int] = set()
         """The same of moves to now."""
         self._again: Counter[Id] = Counter()
         """Commands by id that it writes again, less those that were, and are decided."""
         self._decided: dict[int, Decided] = {}
-        """What commands by origin act on, by their `seq`."""
+        """What commands by origin act on, by their offsets."""
         self._decided_ms = 0
         self._in_transit = InTransit()
         self._refused: list[Int64s] = []
         self._written: list[tuple[bool, Int64s]] = []
-        """Originals (packed) about which commands by origin are written, and whether these are moves;"""
+        """Originals about which commands by origin are written, and whether these are moves;"""
         self._settled: list[tuple[bool, Int64s]] = []
         """and those about which such commands are decided."""
 
-    def take(self, until_ms: int, max_rows: int) -> Rows:
-        """Up to about `max_rows` rows that are due at `until_ms`, overtaken ones first. An empty answer means that
-        nothing is due then, or nothing but a great many cancelled rows. (Nothing may be output before it is due.)
+    def due(self, until: Position) -> Due:
+        """What a `take` up to a position would have, without limits."""
+        with self._changing() as loan:
+            resident = self._state.resident
+            resident.overtaken.insert(resident.ready.pop_until(loan.position))  # what has come since the last take
+            on_time = resident.ready.count_until(min(until, resident.frontier))
+            return Due(resident.overtaken.count_due(until.at_ms), on_time)
 
-        (A source's share of overtaken rows is at least one row, so a hundred sources may exceed a limit of ten.)
-        """
+    def take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> Taken:
+        """Overtaken rows that are due at `until_ms`, and rows up to `bound`, which is not later; up to so many of each.
+        An empty answer means that there are none, or nothing but a great many cancelled rows. (Nothing may be output
+        before it is due.)"""
         for _ in range(CANCELLED_TAKES_MAX):
-            rows, is_end = self._take(until_ms, max_rows)
+            rows, is_end = self._take(until_ms, overtaken_max, bound, on_time_max)
             if is_end or len(rows):
                 break
         return rows
 
-    def _take(self, until_ms: int, max_rows: int) -> tuple[Rows, bool]:
-        """One take; and whether nothing was due."""
+    def _take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> tuple[Taken, bool]:
+        """One take; and whether there was nothing."""
         with self._changing() as loan:
             resident = self._state.resident
-            resident.overtake(resident.ready.pop_until(loan.position))
-            bound = min(end_of(until_ms), resident.frontier)
-            # A flood of overtaken rows leaves half of the room to what is due on time, if there is so much of it.
-            on_time = resident.ready.count_until(bound)
-            overtaken = resident.overtaken.take(until_ms, max(max_rows - on_time, (max_rows + 1) // 2), resident.held)
-            # O' of every source: in front of its first overtaken row that is left, else the end of what is ingested.
-            np.copyto(self._offsets, resident.offsets_reachable(), where=resident.owned)
-            due = resident.ready.pop_until(bound, max(0, max_rows - len(overtaken)))
+            resident.overtaken.insert(resident.ready.pop_until(loan.position))
+            overtaken = resident.overtaken.take(until_ms, overtaken_max)
+            # O' is in front of the first overtaken row that is left, else the end of what is ingested.
+            self._offset = resident.reachable()
+            due = resident.ready.pop_until(min(bound, resident.frontier), on_time_max)
             is_end = not len(due) + len(overtaken)
             if len(due):
                 loan.position = due.last()
-            held = resident.held[due.source]
-            if held.any():
-                resident.withhold(due[held])
-                due = due[~held]
-            covered = due.offset < self._offsets[due.source]
-            if not covered.all():
-                resident.overtake(due[~covered])
-                due = due[covered]
+            if len(resident.overtaken):
+                covered = due.offset < self._offset
+                resident.overtaken.insert(due.where(~covered))
+                due = due.where(covered)
             resident.gather_near(due, min(end_of(until_ms + GATHERED_AHEAD_MS), resident.frontier))
             rows = concat([overtaken, due])
             loan.taken.append(rows)
@@ -174,33 +176,39 @@ class Transaction:
             # A cancel that is read from now on comes too late for these rows.
             lookup = self._state.cancels.tombstones.lookup()
         payload = materialize(payloads, rows.chunk, rows.row)
-        cancelled = self._state.cancels.covered(lookup, rows.source, rows.offset, payload)
+        cancelled = self._state.cancels.covered(lookup, rows.offset, payload)
+        first = len(overtaken)
         if self._decided:
-            acted = np.isin(rows.seq, np.fromiter(self._acted, np.int64, len(self._acted)))
+            acted = np.isin(rows.offset, np.fromiter(self._acted, np.int64, len(self._acted)))
             cancelled = acted if cancelled is None else acted | cancelled
         if cancelled is not None:
+            first = int(np.count_nonzero(~cancelled[: len(overtaken)]))
             rows, payload = rows[~cancelled], payload.filter(pa.array(~cancelled))
-        # What leaves the pending counts when the commit is known.
-        self._delivered.append((rows.at, payload.select(TALLIED)))
+        self._delivered.append((rows.at, payload))
         # What a message without a key replaces is cancelled by a row with the offset of the message itself.
-        self._output.append(rows.seq[rows.at > AT_MIN])
-        return Rows(at=rows.at, source=rows.source.astype(np.int32), offset=rows.offset, payload=payload), is_end
+        self._output.append(rows.offset[rows.at > AT_MIN])
+        return Taken(at=rows.at, offset=rows.offset, payload=payload, overtaken=first), is_end
 
-    def copied(self, seq: Int64s, origin: Int64s, ids: pa.Array) -> None:
-        """Rows that were handed out, or are moved, leave as copies: their `seq`, the offsets of their originals, and
-        their ids."""
-        self._copied.append(seq)
-        self._in_transit.add(pack(sources_of(seq), origin), self._state.commands.digests(ids, sources_of(seq)))
+    def move_offset(self) -> None:
+        """Take nothing, and move O as far as no overtaken row stands in the way."""
+        with self._changing():
+            self._offset = self._state.resident.reachable()
+
+    def copied(self, offset: Int64s, origin: Int64s, ids: pa.Array) -> None:
+        """Rows that were handed out, or are moved, leave as copies: their offsets, those of their originals, and their
+        ids."""
+        self._copied.append(offset)
+        self._in_transit.add(origin, digests_or_zeros(ids))
 
     def are_waited_for(self, origin: Int64s, now_ms: int) -> Bools:
-        """About which of these originals (packed) commands are on their way that were read before."""
-        written: Bools = np.isin(origin, np.concatenate([EMPTY.seq, *(origins for _, origins in self._written)]))
+        """About which of these originals commands are on their way that were read before."""
+        written: Bools = np.isin(origin, np.concatenate([EMPTY.offset, *(origins for _, origins in self._written)]))
         with self._state.lock:
             waiting = self._state.commands.waiting
             return written | waiting.among(origin, now_ms) if len(waiting) else written
 
     def refused(self, origin: Int64s) -> None:
-        """Copies of these originals (packed) were read as rejects: they are under way no more."""
+        """Copies of these originals were read as rejects: they are under way no more."""
         self._refused.append(origin)
 
     def decide(
@@ -212,11 +220,11 @@ class Transaction:
         first: Collection[int] = (),
         silent: Collection[int] = (),
     ) -> list[Decided]:
-        """What the commands among the rows handed out (their `seq`, in order) come to, at `now_ms`: of one that names
+        """What the commands among the rows handed out (their offsets, in order) come to, at `now_ms`: of one that names
         several originals, up to one of each kind. What they act on is not handed out any more. A move by origin that
         acts needs a copy of each of its rows. `passed` says of moves which other one among these acts in their place:
         it names the same originals; or the same id, which they move for no answer. `sent` says of those by id that
-        were written again below what offset what they are about was sent, OFFSET_MAX if it is in another partition.
+        were written again below what offset what they are about was sent, OFFSET_MAX if it is in another log.
         `first` are those by origin that no transaction has written. Nothing can be written for the `silent`."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
@@ -227,22 +235,22 @@ class Transaction:
                     if (effect := known.get(left.popleft())) is not None:
                         effects.append(effect)
                         count += self._size(effect)
-                if not effects:  # all are about other topics
+                if not effects:  # all are about other logs
                     continue
                 by_origin = [effect for effect in effects if effect.named is not None]
-                judged = dict(zip([each.seq for each in by_origin], self._judged(by_origin), strict=True))
+                judged = dict(zip([each.offset for each in by_origin], self._judged(by_origin), strict=True))
                 for effect in effects:
-                    if effect.named is not None and effect.seq not in first:
-                        self._settled.append((effect.is_move, packed_in(effect.source, effect.named)))
-                    later = known.get(passed.get(effect.seq, -1))
+                    if effect.named is not None and effect.offset not in first:
+                        self._settled.append((effect.is_move, within_reach(effect.named)))
+                    later = known.get(passed.get(effect.offset, -1))
                     later = None if later is None or later.is_too_many else later
                     for found in (
-                        self._decisions_by_id(effect, sent.get(effect.seq), later)
+                        self._decisions_by_id(effect, sent.get(effect.offset), later)
                         if effect.named is None
-                        else self._decisions(effect, judged[effect.seq], later)
+                        else self._decisions(effect, judged[effect.offset], later)
                     ):
                         decided.append(found)
-                        if effect.seq not in silent:
+                        if effect.offset not in silent:
                             self._written += [(effect.is_move, originals) for originals in found.written()]
                         if found.decision is Decision.ACT:
                             self._act(found)
@@ -259,13 +267,13 @@ class Transaction:
         if not effects:
             return []
         state = self._state
-        at, seq = [each.rows.at for each in effects], [each.rows.seq for each in effects]
-        rows = Positions(np.concatenate([EMPTY.at, *at]), np.concatenate([EMPTY.seq, *seq]))
+        at, offset = [each.rows.at for each in effects], [each.rows.offset for each in effects]
+        rows = Positions(np.concatenate([EMPTY.at, *at]), np.concatenate([EMPTY.offset, *offset]))
         columns = [each.payload.select(JUDGED.names) for each in effects]
         table = pa.Table.from_batches(columns, JUDGED).combine_chunks()
         lookup, covered = state.cancels.tombstones.lookup(), None
         for batch in table.to_batches():
-            covered = state.cancels.covered(lookup, rows.source, rows.offset, batch)
+            covered = state.cancels.covered(lookup, rows.offset, batch)
         none: Bools = np.zeros(len(rows), np.bool_)
         gone, copied = self._left(rows, np.concatenate([each.origin for each in effects]))
         ends = np.cumsum([len(each.rows) for each in effects])[:-1]
@@ -284,20 +292,18 @@ class Transaction:
         """Which rows are finished or handed out, and which leave as copies, or have been moved or recalled."""
         state = self._state
         lookup = state.cancels.tombstones.lookup()
-        gone = state.resident.finished(rows) | np.isin(rows.seq, np.concatenate(self._output))
-        copied = np.isin(rows.seq, np.concatenate(self._copied))
-        return gone, copied | state.cancels.decided(lookup, rows.source, rows.offset, origin)
+        gone = state.resident.finished(rows) | np.isin(rows.offset, np.concatenate(self._output))
+        copied = np.isin(rows.offset, np.concatenate(self._copied))
+        return gone, copied | state.cancels.decided(lookup, rows.offset, origin)
 
     def _decisions_by_id(self, effect: Effect, sent: int | None, later: Effect | None) -> list[Decided]:
         """Of one command by id; `sent` is said of one that was written again, and `later` is what is to act in its
         place. The caller holds the lock."""
         known = self._state.commands.again
         is_behind = sent is None and known[effect.id] + self._again[effect.id] > 0
-        is_counted = sent != OFFSET_MAX  # what came from another partition has no order among those of this one
+        is_counted = sent != OFFSET_MAX  # what came from another log has no order among those of this one
         self._again[effect.id] -= sent is not None and is_counted
-        found = self._decided_by_id(
-            effect, effect.seq & OFFSET_MAX if sent is None else sent, later, is_behind=is_behind
-        )
+        found = self._decided_by_id(effect, effect.offset if sent is None else sent, later, is_behind=is_behind)
         self._again[effect.id] += found[0].decision is Decision.AGAIN and is_counted
         return found
 
@@ -306,12 +312,12 @@ class Transaction:
             return of_all(effect, Decision.TOO_MANY)
         # Of one that has acted nothing was done yet, so that all can wait.
         waits = is_behind or effect.id in self._acted_ids
-        waits = waits or effect.copied.is_unsure or self._state.is_unread(effect.source)
+        waits = waits or effect.copied.is_unsure or self._state.is_unread()
         if waits and later is None:
             return of_all(effect, Decision.AGAIN)
         named, first_ms = self._pending_of_id(effect, below)
-        recalled = named_among(effect, named, self._recalled)
-        if later is not None and not (recalled.any() or self._leave_before(effect, named)):
+        recalled = named_among(named, self._recalled)
+        if later is not None and not (recalled.any() or self._leave_before(named)):
             is_near = first_ms <= self._decided_ms + LEAVES_MS and not waits
             if len(named) and not is_near:
                 return passed_over(effect, later, named, waits=waits)
@@ -320,19 +326,19 @@ class Transaction:
         if len(named) > ROWS_MAX:
             return of_all(effect, Decision.TOO_MANY)
         if not recalled.all():
-            return [Decided(effect=effect, decision=Decision.ACT, live=EMPTY.seq, named=named[~recalled])]
+            return [Decided(effect=effect, decision=Decision.ACT, live=EMPTY.offset, named=named[~recalled])]
         if len(named):
             return of_all(effect, Decision.AGAIN)
         gone, _, _ = self._judged_by_id(effect)
         left_now = gone & (effect.origin[: effect.upto] < below)
         return of_all(effect, Decision.LEFT if left_now.any() else Decision.NOTHING)
 
-    def _leave_before(self, effect: Effect, named: Int64s) -> bool:
+    def _leave_before(self, named: Int64s) -> bool:
         """Whether any of these originals leaves by a move to now, or by a recall that was sent earlier."""
-        cancels, originals = self._state.cancels, packed_in(effect.source, named)
-        recalled = cancels.recalled(cancels.tombstones.lookup(), sources_of(originals), named, named)
-        recalled |= self._state.commands.recalling.among(originals, self._decided_ms)
-        return bool((recalled | named_among(effect, named, self._hurried)).any())
+        cancels = self._state.cancels
+        recalled = cancels.recalled(cancels.tombstones.lookup(), named, named)
+        recalled |= self._state.commands.recalling.among(within_reach(named), self._decided_ms)
+        return bool((recalled | named_among(named, self._hurried)).any())
 
     def _pending_of_id(self, effect: Effect, below: int) -> tuple[Int64s, int]:
         """The originals of an id that are pending, or of which a copy is under way; and when the first of the pending
@@ -343,11 +349,11 @@ class Transaction:
         moving = origin[acted | copied], effect.copied.origins, *self._moving(effect)
         named: Int64s = np.unique(np.concatenate((origin[is_live], *moving)))
         first_ms = effect.rows.at[: effect.upto][is_live].min(initial=OFFSET_MAX)
-        return named[named < min(below, effect.seq & OFFSET_MAX)], int(first_ms)
+        return named[named < min(below, effect.offset)], int(first_ms)
 
     def _are_acted(self, effect: Effect) -> Bools:
         """Which of its rows commands of this transaction act on."""
-        return np.array([seq in self._acted for seq in effect.rows.seq[: effect.upto].tolist()], dtype=np.bool_)
+        return np.array([each in self._acted for each in effect.rows.offset[: effect.upto].tolist()], dtype=np.bool_)
 
     def _moving(self, effect: Effect) -> tuple[Int64s, Int64s]:
         """The originals that it is about of which a copy is written, or not read yet."""
@@ -364,10 +370,10 @@ class Transaction:
         is_live &= ~fixed
         act = effect.have(is_live)
         if later is not None and self._is_passed(effect, later, is_live):
-            return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=effect.named)]
+            return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.offset, named=effect.named)]
         assert effect.named is not None
         again = np.isin(effect.named, np.concatenate((effect.copied.origins, *self._moving(effect))))
-        again |= effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread(effect.source))
+        again |= effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread())
         which = [
             (act, Decision.ACT),
             (effect.have(fixed), Decision.UNCOPYABLE),
@@ -397,11 +403,11 @@ class Transaction:
                 self._acted_ids.add(effect.id)
         if effect.is_now or not effect.is_move:
             acted = found.named if effect.named is None else effect.origin[live]
-            (self._hurried if effect.is_now else self._recalled).update(packed_in(effect.source, acted).tolist())
+            (self._hurried if effect.is_now else self._recalled).update(within_reach(acted).tolist())
         if effect.named is None:
             return
-        self._acted.update(effect.rows.seq[live].tolist())
-        self._decided[effect.seq] = found
+        self._acted.update(effect.rows.offset[live].tolist())
+        self._decided[effect.offset] = found
 
     def _is_passed(self, effect: Effect, later: Effect, is_live: Bools) -> bool:
         """Whether another move acts, or has acted, on all rows of one by origin that are pending: once this one is
@@ -409,42 +415,34 @@ class Transaction:
         """
         if later.is_now != effect.is_now and effect.are_uncopyable().any():
             return False  # of what is too large for a copy only one of them moves anything
-        if later.seq > effect.seq:
+        if later.offset > effect.offset:
             return bool(effect.have(is_live).all())
-        found = self._decided.get(later.seq)
-        acted = np.isin(effect.rows.seq, EMPTY.seq if found is None else later.rows.seq[found.live])
+        found = self._decided.get(later.offset)
+        acted = np.isin(effect.rows.offset, EMPTY.offset if found is None else later.rows.offset[found.live])
         return not is_live.any() and bool(effect.have(acted).all())
 
-    def progress(self) -> dict[int, Progress]:
-        """(O', P') of every source that has output, whose O moves, or whose committed P would fall behind for long."""
+    @property
+    def rows(self) -> int:
+        """How many rows it has taken, cancelled ones too."""
+        return len(self._loan.rows())
+
+    def progress(self) -> Progress:
+        """(O', P'), which may be the committed state."""
         with self._state.lock:
             self._state.must_be_consistent()
-            resident = self._state.resident
-            with_output = np.zeros(len(resident.owned), dtype=np.bool_)
-            with_output[self._loan.rows().source] = True
-            is_narrow = self._only_output and bool(with_output.any())
-            result = {}
-            for source, state in resident.committed.items():
-                if resident.joining[source]:
-                    continue
-                position = state.position if resident.held[source] else max(state.position, self._loan.position)
-                offset = int(self._offsets[source])
-                behind = position.at_ms - state.position.at_ms > P_STALE_MS_MAX
-                if with_output[source] or (not is_narrow and (offset != state.offset or behind)):
-                    result[source] = state.moved(offset, position)
-            return result
+            return self._state.resident.committed.moved(self._offset, self._loan.position)
 
     def acknowledge(self) -> None:
         """The commit is known to have happened: what was taken is finished."""
-        delivered = self._counted()
         with self._changing() as loan:
             progress, state = self.progress(), self._state
             state.loan = None
             for timers in loan.cancelled:  # their cancel came too late, and has counted them out
                 state.pending.add(timers)
-            state.pending.remove(delivered)
+            for at, payload in self._delivered:
+                state.pending.remove_rows(at, payload)
             self._apply()
-            state.resident.commit(progress, loan.position)
+            state.resident.commit(progress)
             state.resident.chunks.release(loan.rows().chunk)
             state.changed.notify_all()
 
@@ -464,30 +462,25 @@ class Transaction:
         if self._decided:
             lives = [(each.effect, each.live) for each in self._decided.values()]
             at = np.concatenate([effect.rows.at[live] for effect, live in lives])
-            source = np.concatenate([effect.rows.source[live] for effect, live in lives])
             origin = np.concatenate([effect.origin[live] for effect, live in lives])
-            offset = np.repeat([effect.seq & OFFSET_MAX for effect, _ in lives], [len(live) for _, live in lives])
+            offset = np.repeat([effect.offset for effect, _ in lives], [len(live) for _, live in lives])
             is_move = np.repeat([effect.is_move for effect, _ in lives], [len(live) for _, live in lives])
             begins = np.cumsum([0, *(len(effect.rows) for effect, _ in lives)])
             index = np.concatenate([begin + live for begin, (_, live) in zip(begins[:-1].tolist(), lives, strict=True)])
             table = pa.Table.from_batches([effect.payload.select(TALLIED) for effect, _ in lives]).combine_chunks()
             state.pending.remove(tally_timers(at, table.take(pa.array(index))))
-            state.cancels.add_decided(is_move, origin, source, offset, at, self._decided_ms)
+            state.cancels.add_decided(is_move, origin, offset, at, self._decided_ms)
             state.cancels.cancelled += sum(len(live) for effect, live in lives if not effect.is_move)
+        if not (len(self._copied) > 1 or self._written or self._settled or self._refused or commands.effects):
+            return
         commands.note_copied(
-            np.concatenate(self._copied), self._in_transit, np.concatenate([EMPTY.seq, *self._loan.copies_read])
+            np.concatenate(self._copied), self._in_transit, np.concatenate([EMPTY.offset, *self._loan.copies_read])
         )
         if self._refused:
             commands.in_transit.remove(np.concatenate(self._refused))
         commands.again += self._again
         commands.note_written(self._written, self._settled, self._decided_ms)
-        commands.forget(self._loan.rows().seq)
-
-    def _counted(self) -> Tally:
-        at = [at for at, _ in self._delivered]
-        columns = [payload for _, payload in self._delivered]
-        payload = pa.Table.from_batches(columns, pa.schema([PAYLOAD.field(name) for name in TALLIED]))
-        return tally_timers(np.concatenate([EMPTY.at, *at]), payload)
+        commands.forget(self._loan.rows().offset)
 
     @contextmanager
     def _changing(self) -> Iterator[Loan]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, Self, TypeVar
 
 import numpy as np
@@ -13,11 +12,10 @@ import pyarrow as pa
 from timerstore.cancels.tombstones import Lookup
 from timerstore.errors import Corrupt
 from timerstore.log.segment import Segment
-from timerstore.memory.finished import Finished
-from timerstore.memory.sorted_runs import RowRefs, concat
+from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import PAYLOAD
-from timerstore.rows.position import Bools, Int64s, Position
+from timerstore.rows.position import Bools, Int64s, Position, Progress
 
 T = TypeVar("T")
 ATTEMPTS: Final = 3
@@ -32,8 +30,7 @@ class View:
     chunks: dict[int, pa.RecordBatch]
     segments: tuple[Segment, ...]
     frontier: Position
-    held: Bools
-    finished: Finished
+    committed: Progress
     tombstones: Lookup
 
     @classmethod
@@ -41,14 +38,13 @@ class View:
         """Copies lists under the lock, and nothing else."""
         resident = state.resident
         with state.lock:
-            runs = [run for holder in (resident.ready, resident.memtable, resident.withheld) for run in holder]
+            runs = [run for holder in (resident.ready, resident.memtable) for run in holder]
             return cls(
                 runs=(*runs, resident.overtaken.all(), state.rows_on_loan()),
                 chunks=resident.chunks.all(),
                 segments=tuple(state.timerlog),
                 frontier=resident.frontier,
-                held=resident.held,
-                finished=resident.done.copy(),
+                committed=resident.committed,
                 tombstones=state.cancels.tombstones.lookup(),
             )
 
@@ -60,16 +56,8 @@ class View:
         return pa.Table.from_batches([self.chunks[c] for c in ids], schema=PAYLOAD).select(list(columns)), begins
 
     def is_resident(self, rows: RowRefs) -> Bools:
-        """Mask of the rows of a segment that are in memory too: those up to the frontier, unless their source is
-        held."""
-        mask: Bools = rows.at_or_below(self.frontier) & ~self.held[rows.source]
-        if self.held.any():
-            mask |= np.isin(rows.seq, self._resident)
-        return mask
-
-    @cached_property
-    def _resident(self) -> Int64s:
-        return concat(self.runs).seq
+        """Mask of the rows of a segment that are in memory too: those up to the frontier."""
+        return rows.at_or_below(self.frontier)
 
 
 def looked(state: StoreState, look: Callable[[View], T]) -> T:

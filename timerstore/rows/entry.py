@@ -1,7 +1,7 @@
-"""The columns of an entry: a record of a delay topic, decoded.
+"""The columns of an entry: a record of a log, decoded.
 
-`ENTRY` is what decoding hands to the store and what a segment holds. In memory the four columns of the position live in
-the row references (sorted_runs.py), and the rest, `PAYLOAD`, in Arrow chunks.
+`ENTRY` is what the store takes in and what a segment holds. In memory the two columns of the position live in the row
+references (sorted_runs.py), and the rest, `PAYLOAD`, in Arrow chunks.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ DECIDED: Final = (Kind.MOVE, Kind.RECALL)
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 _POSITION_FIELDS = [
-    pa.field("topic", pa.string()),
-    pa.field("partition", pa.int32()),
     pa.field("offset", pa.int64()),
     pa.field("at", pa.int64()),
 ]
@@ -63,7 +61,7 @@ PAYLOAD_COLUMNS = [field.name for field in _PAYLOAD_FIELDS]
 ENTRY = pa.schema(_POSITION_FIELDS + _PAYLOAD_FIELDS)
 """Every column of an entry. `ts`, `due` and `at` are epoch milliseconds; `at` is int64's minimum for rejects and
 commands. `origin` is the offset of a timer's original; of a command without an id it is that of the record which it
-names, -1 for one of another source; it is -2 where there are several, and `value` is their offsets then, as text with
+names, -1 for one of another log; it is -2 where there are several, and `value` is their offsets then, as text with
 commas. Of a move `due` is when the message is to be due, and of a command `target` is the topic of its answer.
 `schedule` is what the headers of a recurring message say, opaque to the store; `tick` is the number of its delivery, 0
 for the record that begins it, and for all other messages."""
@@ -71,9 +69,6 @@ for the record that begins it, and for all other messages."""
 PAYLOAD = pa.schema(_PAYLOAD_FIELDS)
 """The columns that delivery needs beside the position."""
 NO_PAYLOAD = pa.RecordBatch.from_pylist([], PAYLOAD)
-
-SEGMENT = ENTRY.set(0, pa.field("topic", pa.dictionary(pa.int32(), pa.string())))
-"""The columns of a segment file: those of an entry, the topic as a dictionary."""
 
 
 def payload_of(table: pa.Table) -> pa.RecordBatch:

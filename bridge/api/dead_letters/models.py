@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from bridge.api import cursor as cursors
 from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, Bulk, Text, bulk, fitting_answer, parse_time
 from bridge.dead_letters.listing import LetterPage, PlacedLetter
+from bridge.stores.names import SourceName
 from bridge.wire.letters import LetterChoice, RedriveReport
-from timerstore.rows.sources import SourceName
 
 LIMIT_MAX: Final = 1_000
 HEADERS_MAX: Final = 100

@@ -35,12 +35,12 @@ from bridge.delivery.doubt.records import Planned, Row
 from bridge.delivery.doubt.search import Read, Search, place_of
 from bridge.delivery.doubt.torn_states import TornStates
 from bridge.errors import EnvironmentFailure
+from bridge.stores.names import OFFSET_BITS, SourceName, Sources
 from bridge.telemetry.heartbeats import CALLS_S, Beat, Heartbeats
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
-from timerstore.rows.position import AT_MIN, OFFSET_BITS, OFFSET_MAX, Int64s
-from timerstore.rows.sources import SourceName, Sources
+from timerstore.rows.position import AT_MIN, OFFSET_MAX, Int64s
 
 LOOK_S: Final = 1.0
 """Interval between looks at an operator's choices."""
@@ -158,7 +158,7 @@ class Doubts:
     def _under(self, states: States) -> dict[SourceName, Doubt]:
         left: dict[SourceName, Doubt] = {}
         for name, doubt in self._doubts.items():
-            rest = doubt.under(name, states[name]) if name in states else doubt
+            rest = doubt.under(states[name]) if name in states else doubt
             if rest is not None:
                 left[name] = rest
             elif doubt.unread:
@@ -305,12 +305,10 @@ def _new_doubts(
     rows: defaultdict[SourceName, list[tuple[int, int, Row, list[str]]]] = defaultdict(list)
     for key, at, row in (each for piece in output.planned for each in piece.rows() if each[0] in sent):
         rows[sources.name(key >> OFFSET_BITS)].append((key & OFFSET_MAX, at, row, sent[key]))
-    return {name: _doubt(name, states[name], mine, output.began_ms) for name, mine in rows.items() if name in states}
+    return {name: _doubt(states[name], mine, output.began_ms) for name, mine in rows.items() if name in states}
 
 
-def _doubt(
-    name: SourceName, state: CommittedState, rows: Sequence[tuple[int, int, Row, list[str]]], began_ms: int
-) -> Doubt:
+def _doubt(state: CommittedState, rows: Sequence[tuple[int, int, Row, list[str]]], began_ms: int) -> Doubt:
     """A doubt about rows, each with offset, effective time, name, and destination topics."""
     unread: defaultdict[str, list[int]] = defaultdict(list)
     for offset, _, _, topics in rows:
@@ -321,7 +319,7 @@ def _doubt(
         cut=state.cuts[-1][0] if state.cuts else 0,
         began_ms=began_ms,
         since=state.offset,
-        last=max(((at, *name, offset) for offset, at, _, _ in rows if at > AT_MIN), default=None),
+        last=max(((at, offset) for offset, at, _, _ in rows if at > AT_MIN), default=None),
         rows={offset: row for offset, _, row, _ in sorted(rows)},
         unread={topic: tuple(offsets) for topic, offsets in unread.items()},
         written={},

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import CommittedState
-from timerstore.rows.sources import SourceName
 
 States = Mapping[SourceName, CommittedState]
 Under = tuple[int, int]

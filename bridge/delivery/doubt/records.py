@@ -23,11 +23,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bridge.delivery.doubt.findings import Part
+from bridge.stores.names import SourceName
 from bridge.wire import headers as h
 from bridge.wire.headers import Headers
 from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.position import Int64s
-from timerstore.rows.sources import SourceName
 
 See = Callable[[str, int, int, Headers], None]
 """As `Wanted.see`: topic, partition, offset, headers."""

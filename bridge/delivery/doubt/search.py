@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from bridge.delivery.doubt.doubt_file import Doubt
 from bridge.delivery.doubt.look_up import WHOLE, Place
 from bridge.delivery.doubt.records import See, Seen, Wanted
+from bridge.stores.names import SourceName
 from bridge.telemetry.heartbeats import Beat, unwatched
-from timerstore.rows.sources import SourceName
 
 Read = Callable[[Mapping[Place, int], See, Callable[[], bool]], Iterator[tuple[Place, str]]]
 """As `LookUp`."""

@@ -29,11 +29,11 @@ import numpy as np
 
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks, integers
 from bridge.errors import EnvironmentFailure
+from bridge.stores.names import SourceName
 from bridge.wire import headers as h
 from bridge.wire.commands import cancel_headers, key_sent_on, sent_on
 from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.rows.entry import DECIDED, Kind
-from timerstore.rows.sources import SourceName
 
 FORWARDED_BYTES: Final = 400
 """Size of a forwarded cancel without the id."""

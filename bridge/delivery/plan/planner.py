@@ -35,14 +35,14 @@ from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.partitioner import PARTITIONER
 from bridge.delivery.targets.target import Target
 from bridge.kafka.errors import Refusal
+from bridge.stores.loan import Loan, Rows
+from bridge.stores.names import Sources, pack
 from bridge.telemetry.counts import Counts
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import Where
 from bridge.wire.reasons import RejectReason
-from timerstore.operations.transaction import Rows, Transaction
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Bools, Int64s, pack
-from timerstore.rows.sources import Sources
+from timerstore.rows.position import Bools, Int64s
 
 NOTHING: Final = Findings()
 ANY_TIME: Final = OverduePolicy()
@@ -204,7 +204,7 @@ class Planner:
         sources: Sources,
         now_ms: int,
         findings: Findings = NOTHING,
-        loan: Transaction | None = None,
+        loan: Loan | None = None,
     ) -> Plan:
         """Plan the rows taken at `now_ms`, with the `findings` of earlier aborts. `loan` decides the commands among the
         rows, and learns of the copies. Raises Unplannable with the sources that must be held, since a partition that
@@ -289,7 +289,7 @@ class Planner:
         findings: Findings,
         known: dict[str, Target],
         now_ms: int,
-        loan: Transaction,
+        loan: Loan,
     ) -> CommandOutput:
         """The output of the commands among the rows."""
         topics = {topic for topic, _ in rows.sources}
@@ -441,7 +441,7 @@ def _next_ids(rows: DueRows, fates: Fates, schedules: Ticks | None) -> Ids:
 
 
 def _waiting(
-    rows: DueRows, fates: Fates, schedules: Ticks, own: Callable[[], OwnTopics], now_ms: int, loan: Transaction
+    rows: DueRows, fates: Fates, schedules: Ticks, own: Callable[[], OwnTopics], now_ms: int, loan: Loan
 ) -> Fates:
     """Put off ticks with missed ones behind them while commands for their schedules are in transit. Otherwise each tick
     would leave before the command is read, and the next one would be written behind that."""
@@ -456,7 +456,7 @@ def _waiting(
     return passes.deferred(fates, ids, np.full(len(ids), now_ms + WAITS_MS), now_ms)
 
 
-def _tell_copied(loan: Transaction, rows: DueRows, ids: Ids) -> None:
+def _tell_copied(loan: Loan, rows: DueRows, ids: Ids) -> None:
     """Tell the loan of rows that leave as a copy or have a next tick, and of copies that came back as rejects."""
     refused = np.flatnonzero(rows.kind == Kind.REJECT)
     if len(refused) and len(refused := refused[rows.by_producers_clock(refused)]):

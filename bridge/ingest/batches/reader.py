@@ -21,8 +21,8 @@ from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import records_gone
 from bridge.settings.clients import QUIET, java_program
 from bridge.spark.session import with_classes
+from bridge.stores.names import SourceName
 from bridge.wire.received import Record
-from timerstore.rows.sources import SourceName
 
 RECORD_BYTES_MAX: Final = 64 << 20
 """A larger record cannot be delivered either: the producer does not send it (`message.max.bytes`)."""

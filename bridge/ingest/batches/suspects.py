@@ -24,10 +24,10 @@ from bridge.ingest.batches.choices import Choices
 from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch, TooLarge
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.spark.errors import JAVA_ENDED, is_about_records
+from bridge.stores.names import SourceName
 from bridge.wire.reasons import RejectReason
 from bridge.wire.received import FRAMING_BYTES, Record, Unread, carried_bytes
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
 
 AHEAD: Final = 20_000
 """Offsets of a partition that are read here at a time: a reader that ended had not asked for many more."""

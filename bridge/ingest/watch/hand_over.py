@@ -17,7 +17,7 @@ from typing import Final
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.watch.waits import Wait
-from timerstore.rows.sources import SourceName
+from bridge.stores.names import SourceName
 
 SETTLE_S: Final = 1.0
 """Grace period after the last task of a query starts, so that it fetches before the plain reader ends."""

@@ -15,10 +15,10 @@ from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.ingest.plain_reader import NOTHING, PlainReader, Read, by_source
+from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.received import Record
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
 
 A: SourceName = ("delay", 0)
 B: SourceName = ("delay", 1)

@@ -24,11 +24,11 @@ from bridge.ingest.ingest import Ingest
 from bridge.ingest.queries import FAILURES_MAX
 from bridge.ingest.watch.hand_over import CLOSE_S, SETTLE_S
 from bridge.ingest.watch.waits import Wait
+from bridge.stores.names import SourceName
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.ingest.stand_ins import EPOCHS, A, B, Batches, Plain, Store, entries, suspects
 from timerstore.errors import Closed, Corrupt, DiskFailure, Misuse
-from timerstore.rows.sources import SourceName
 
 SEEN_S = 10
 

@@ -20,9 +20,9 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.start.first_commits import SilentLogs
 from bridge.start.identity_watch import LookResult
+from bridge.stores.names import SourceName
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
-from timerstore.rows.sources import SourceName
 
 A, B = ("delay", 0), ("delay", 1)
 SEEN_S = 10

@@ -16,11 +16,11 @@ from bridge.kafka.leader_epochs import ReadStretch
 from bridge.start.first_commits import SilentLogs, StartFacts, TopicFacts, another_topic
 from bridge.start.identity import Looked
 from bridge.start.identity_watch import LOOK_S, IdentityWatch, LookResult
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock
 from timerstore.errors import DiskFailure
-from timerstore.rows.sources import SourceName
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
 OWNED = frozenset({A, B, C})
@@ -41,7 +41,7 @@ class Scripted:
         self.searches: list[set[SourceName]] = []
         self.expected = dict.fromkeys(OWNED, 60)
         state = initial_state(offset=60, topic_id="id a", partitions=2, parameters=PARAMETERS)
-        self.committed = dict.fromkeys(OWNED, replace(state, position=(99, "a", 0, 59)))
+        self.committed = dict.fromkeys(OWNED, replace(state, position=(99, 59)))
         self.answers = True
         self.clock = ManualClock()
         self.lost: list[tuple[str, int]] = []
@@ -153,7 +153,7 @@ def test_a_log_that_was_cut_is_held_then_mended(site: Scripted, end: int, cut: i
         assert site.look() is LookResult.HELD
         assert site.watch.without(OWNED) == {B, C} and site.committed[A].offset == 60, "held before anything is moved"
         assert site.look() is LookResult.MENDED
-    assert (site.committed[A].offset, site.committed[A].position) == (40, (99, "a", 0, 59))
+    assert (site.committed[A].offset, site.committed[A].position) == (40, (99, 59))
     assert site.committed[B].offset == 60
     assert site.watch.without(OWNED) == OWNED and [at for _, at in site.committed[A].cuts] == [40]
     [told] = [entry for entry in entries if entry["event"] == "log-truncated"]

@@ -259,7 +259,9 @@ def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], 
         is_clock_behind=lambda _: False,
         next_offsets=dict,
         has_room=lambda: True,
-        assignment=SimpleNamespace(joining=list),
+        caught_up=list,
+        catching_up=list,
+        go_live=list,
         next_wakeup_ms=lambda: None,
         offsets_behind=lambda: False,
         needs_offset_commit=lambda: False,
@@ -366,16 +368,13 @@ def query(bench: Bench, directory: Path) -> Iterator[Case]:
 @contextmanager
 def maintenance(bench: Bench, _: Path) -> Iterator[Case]:
     """Waits for a disk that does not answer."""
-    maintenance = SimpleNamespace(
-        flush_due=lambda _: False,
-        reclaim=lambda _: None,
-        compaction_window=lambda _: None,
+    upkeep = SimpleNamespace(
+        flush_due=lambda _: False, reclaim=lambda _: 0, next_compaction=lambda _: None, next_window=bench.gate
     )
     store: Any = SimpleNamespace(
-        maintenance=maintenance,
-        wheel=SimpleNamespace(next_window=bench.gate),
+        upkeep=upkeep,
+        remove_left=lambda _: 0,
         stats=lambda: SimpleNamespace(memtable_bytes=1, segments=0),
-        timerlog=(),
         limits=SimpleNamespace(flush_bytes=1 << 20, ready_rows_bytes=1 << 20, segment_bytes_max=1 << 20),
     )
     made = MaintenanceThread(
@@ -613,9 +612,10 @@ def test_a_flush_has_the_time_that_a_slow_disk_needs(bench: Bench) -> None:
     """All that may be in memory, at a megabyte a second."""
     gate = Gate()
     limits = SimpleNamespace(flush_bytes=128 << 20, ready_rows_bytes=256 << 20, segment_bytes_max=1 << 30)
-    maintenance = SimpleNamespace(flush_due=lambda _: True, flush=gate)
-    wheel = SimpleNamespace(next_window=lambda _: None)
-    store: Any = SimpleNamespace(maintenance=maintenance, wheel=wheel, limits=limits)
+    upkeep = SimpleNamespace(
+        flush_due=lambda _: True, flush=lambda *_, **__: gate(), reclaim=lambda _: 0, next_window=lambda _: None
+    )
+    store: Any = SimpleNamespace(upkeep=upkeep, limits=limits, remove_left=lambda _: 0)
     made = MaintenanceThread(
         store=store,
         clock=bench.clock,

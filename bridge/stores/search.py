@@ -1,0 +1,203 @@
+"""Searches over the stores of all partitions: pages, counts and exports, merged by position and with names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields, replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge.stores.names import NamedPosition, SourceName
+from timerstore.operations import export as of_log
+from timerstore.operations.find import ORIGINALS_MAX, Count, FoundRow, LogQuery
+from timerstore.rows.position import ORIGIN, Int64s, Position, Positions
+from timerstore.store import TimerStore
+
+Stores = Mapping[SourceName, TimerStore]
+ROW_FIELDS: Final = [each.name for each in fields(FoundRow)]
+
+_NAMES: Final = [pa.field("topic", pa.string()), pa.field("partition", pa.int32())]
+SCHEMA: Final = pa.schema(
+    [*_NAMES, *(pa.field(each.name, pa.string()) if each.name == "origin" else each for each in of_log.SCHEMA)]
+)
+"""Columns of an export, as the fields of `PendingRow`. `origin` is topic/partition/offset of the original record."""
+EMPTY: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query(LogQuery):
+    """Which pending messages of all partitions are wanted. `origin` is (topic, partition, offset) of the original
+    record; of `paused_topics`, delay topics, the default target is paused."""
+
+    origin: tuple[str, int, int] | None = None
+    paused_topics: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def of(self, name: SourceName) -> LogQuery | None:
+        """For the store of a partition; None where that has nothing of it."""
+        if self.origin is None:
+            offset = self.origin_offset
+        elif self.origin[:2] == name:
+            offset = self.origin[2]
+        else:
+            return None
+        return replace(self, origin_offset=offset, is_default_paused=name[0] in self.paused_topics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRow(FoundRow):
+    """A pending message of a partition."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Rows in the order of position, and the cursor for those behind them; None: there are no more."""
+
+    rows: tuple[PendingRow, ...]
+    next: NamedPosition | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Originals:
+    """Where pending messages came from: by partition, the offsets of the originals and the due times (epoch ms),
+    int64[n] each, in the order of position; and the cursor, as a page has it."""
+
+    found: Mapping[SourceName, tuple[Int64s, Int64s]]
+    next: NamedPosition | None
+
+
+def page(stores: Stores, query: Query, now_ms: int, after: NamedPosition | None, limit: int, *, bulky: bool) -> Page:
+    """The first rows that fit, of those behind a cursor."""
+    found: list[PendingRow] = []
+    ends: list[NamedPosition] = []
+    for name, store, mine in _asked(stores, query):
+        page = store.find(mine, now_ms, after=_after(name, after), limit=limit, bulky=bulky)
+        found += (_named(name, row) for row in page.rows)
+        ends += [] if page.next is None else [_placed(name, page.next)]
+    end = min(ends, default=None)
+    found.sort(key=_place)
+    rows = [row for row in found if end is None or _place(row) <= end]
+    if len(rows) > limit:
+        rows, end = rows[:limit], _place(rows[limit - 1])
+    return Page(rows=tuple(rows), next=end)
+
+
+def originals(
+    stores: Stores, query: Query, now_ms: int, after: NamedPosition | None, limit: int = ORIGINALS_MAX
+) -> Originals:
+    """As `page`, only where the messages came from and when they are due."""
+    names, parts, ends = [], [], list[NamedPosition]()
+    for name, store, mine in _asked(stores, query):
+        part = store.find_originals(mine, now_ms, after=_after(name, after), limit=limit)
+        names.append(name)
+        parts.append(part)
+        ends += [] if part.next is None else [_placed(name, part.next)]
+    end = min(ends, default=None)
+    order = sorted(range(len(names)), key=names.__getitem__)
+    names, parts = [names[i] for i in order], [parts[i] for i in order]
+    number = np.repeat(np.arange(len(parts)), [len(part.at) for part in parts])
+    at = np.concatenate([np.empty(0, np.int64), *(part.at for part in parts)])
+    offset = np.concatenate([np.empty(0, np.int64), *(part.offset for part in parts)])
+    by_position = np.lexsort((offset, number, at))
+    if end is not None:
+        bounds = [_after(name, end) for name in names]
+        is_in = [Positions(part.at, part.offset).at_or_below(bound) for part, bound in zip(parts, bounds, strict=True)]
+        by_position = by_position[np.concatenate([np.empty(0, np.bool_), *is_in])[by_position]]
+    if len(by_position) > limit:
+        by_position = by_position[:limit]
+        last = by_position[-1]
+        end = int(at[last]), *names[number[last]], int(offset[last])
+    origin = np.concatenate([np.empty(0, np.int64), *(part.origin for part in parts)])[by_position]
+    due = np.concatenate([np.empty(0, np.int64), *(part.due for part in parts)])[by_position]
+    of = number[by_position]
+    return Originals(
+        found={names[i]: (origin[of == i], due[of == i]) for i in np.unique(of).tolist()},
+        next=end,
+    )
+
+
+def count(stores: Stores, query: Query, now_ms: int, scanned_rows_max: int) -> Count:
+    """How many pending messages fit."""
+    parts = [
+        store.count_where(mine, now_ms, scanned_rows_max=scanned_rows_max) for _, store, mine in _asked(stores, query)
+    ]
+    return Count(rows=sum(part.rows for part in parts), is_exact=all(part.is_exact for part in parts))
+
+
+class Export:
+    """An iterator over batches of `SCHEMA`: one store after the other, each in its state at the beginning. For one
+    thread at a time. `close` it, or read it to its end. `next` raises Corrupt, DiskFailure."""
+
+    def __init__(self, stores: Stores, query: Query, now_ms: int, *, bulky: bool) -> None:
+        self._ends = ExitStack()
+        self._parts: list[tuple[SourceName, of_log.Export]] = []
+        try:
+            for name, store, mine in _asked(stores, query):
+                part = store.export(mine, now_ms, bulky=bulky)
+                self._ends.callback(part.close)
+                self._parts.append((name, part))
+        except BaseException:
+            self._ends.close()
+            raise
+        self._batches = self._all()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        self._ends.close()
+
+    def _all(self) -> Iterator[pa.RecordBatch]:
+        while self._parts:
+            name, part = self._parts.pop()
+            for batch in part:
+                yield _with_names(name, batch)
+
+
+def _with_names(name: SourceName, batch: pa.RecordBatch) -> pa.RecordBatch:
+    topic, partition = name
+    columns = {each: batch.column(each) for each in batch.schema.names} | {
+        "topic": pa.repeat(pa.scalar(topic), len(batch)),
+        "partition": pa.repeat(pa.scalar(partition, pa.int32()), len(batch)),
+    }
+    origin = pc.cast(batch.column("origin"), pa.string())
+    columns["origin"] = pc.binary_join_element_wise(f"{topic}/{partition}", origin, "/")
+    return pa.RecordBatch.from_arrays([columns[each] for each in SCHEMA.names], schema=SCHEMA)
+
+
+def _asked(stores: Stores, query: Query) -> Iterator[tuple[SourceName, TimerStore, LogQuery]]:
+    for name, store in stores.items():
+        mine = query.of(name)
+        if mine is not None:
+            yield name, store, mine
+
+
+def _after(name: SourceName, after: NamedPosition | None) -> Position:
+    """The largest position of a partition at or below one of any partition."""
+    if after is None:
+        return ORIGIN
+    at_ms, topic, partition, offset = after
+    if (topic, partition) == name:
+        return Position(at_ms, offset)
+    return Position(at_ms, ORIGIN.offset) if name < (topic, partition) else Position(at_ms - 1, ORIGIN.offset)
+
+
+def _placed(name: SourceName, position: Position) -> NamedPosition:
+    return position.at_ms, *name, position.offset
+
+
+def _place(row: PendingRow) -> NamedPosition:
+    return row.at_ms, row.topic, row.partition, row.offset
+
+
+def _named(name: SourceName, row: FoundRow) -> PendingRow:
+    return PendingRow(topic=name[0], partition=name[1], **{each: getattr(row, each) for each in ROW_FIELDS})

@@ -1,0 +1,427 @@
+"""The stores of all partitions that are ours, as the bridge sees them: one for each, merged.
+
+    ingest       append            a batch is parted; each store takes in its part
+    dispatcher   begin, wait       the due rows of all (loan.py)
+    maintenance  upkeep.*          windows, flushes, reclaim, compaction: one store after the other (upkeep.py)
+    http         stats, find, ...  merged by position (search.py)
+
+A partition's life:
+
+    CATCHING_UP --read up to its committed O--> LIVE --accepts no writes--> HELD
+                                                 ^                            |
+                                                 '-------- released ----------'
+    any --another instance's, or the end--> closed: its directory stays
+
+Of one that catches up nothing is delivered (invariant I6). Of one that is held no rows are, but its O moves on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from bridge.stores import search
+from bridge.stores.directory import StoreDirectory
+from bridge.stores.loan import Lender, Loan
+from bridge.stores.names import NamedPosition, SourceName, Sources
+from bridge.stores.search import Export, Originals, Page, Query
+from bridge.stores.upkeep import Upkeep
+from timerstore.budget import Budgets
+from timerstore.errors import Closed, Misuse
+from timerstore.limits import Limits
+from timerstore.memory.batch import Batch
+from timerstore.memory.sorted_runs import select
+from timerstore.operations.find import ORIGINALS_MAX, ROWS_MAX, SCANNED_ROWS_MAX, Count
+from timerstore.operations.recovery import Found
+from timerstore.operations.stats import Stats, Trimmed
+from timerstore.rows.cuts import Cuts
+from timerstore.rows.entry import ENTRY, payload_of
+from timerstore.rows.position import Progress
+from timerstore.store import TimerStore
+
+
+class Life(Enum):
+    """Where a partition is in its life; see the module."""
+
+    CATCHING_UP = auto()
+    LIVE = auto()
+    HELD = auto()
+
+
+TRANSITIONS: Final = frozenset(
+    {
+        (Life.CATCHING_UP, Life.LIVE),
+        (Life.LIVE, Life.HELD),
+        (Life.HELD, Life.LIVE),
+    }
+)
+
+
+@dataclass(slots=True)
+class _Entry:
+    name: SourceName
+    lender: Lender
+    life: Life
+    is_waited_for: bool
+
+    @property
+    def store(self) -> TimerStore:
+        return self.lender.store
+
+    def become(self, life: Life) -> None:
+        """Raises Misuse for a change that is not in the table."""
+        if life is self.life:
+            return
+        if (self.life, life) not in TRANSITIONS:
+            raise Misuse(f"{self.name} cannot become {life.name}: it is {self.life.name}", code="DB-7003")
+        self.life, self.lender.is_held = life, life is Life.HELD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The arguments of `TimerStore.open` for one partition."""
+
+    found: Found
+    committed: Progress
+    log_start: int
+    cuts: Cuts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Stores that are open, and nobody's yet."""
+
+    stores: Mapping[SourceName, TimerStore]
+
+    def resume_offsets(self) -> dict[SourceName, int | None]:
+        """Where ingest of each has to start: O_c, or None for the log's start."""
+        return {name: store.resume_offset() for name, store in self.stores.items()}
+
+    def held_below(self) -> dict[SourceName, int]:
+        """Below which offset everything that is pending of each is here, as far as Kafka has lost it."""
+        return {name: store.held_below() for name, store in self.stores.items()}
+
+    def close(self) -> None:
+        """They are not needed after all."""
+        for store in self.stores.values():
+            store.close()
+
+
+class Stores:
+    """See the module. Every public method may be called from any thread unless it says otherwise."""
+
+    def __init__(self, directory: StoreDirectory, partitions: Iterable[SourceName], limits: Limits) -> None:
+        """`partitions` are all partitions of the delay topics. The directory's lock is this object's from now on."""
+        self.directory = directory
+        self.sources = Sources(partitions)
+        self.limits = limits
+        self._budgets = Budgets(limits)
+        self.reports: tuple[str, ...] = ()
+        """Sentences for the operator: faults in directories, which were mended."""
+        self._entries: dict[SourceName, _Entry] = {}
+        """Replaced, never changed."""
+        self._news = threading.Condition()
+        self._has_news = False
+        self._loan: Loan | None = None
+        self._is_intake_closed = False
+        self._is_closed = False
+        self.upkeep = Upkeep(lambda: [entry.store for entry in self._entries.values()])
+
+    # ---- partitions that come and go
+
+    def prepare(
+        self,
+        openings: Mapping[SourceName, Opening],
+        now_ms: int,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Prepared:
+        """Open the stores of partitions, which nothing else has to do with until `add`. `progress(done, total)` counts
+        partitions. Not while maintenance is at work, unless by its thread. Raises DiskFull, DiskFailure."""
+        stores: dict[SourceName, TimerStore] = {}
+        for name, opening in openings.items():
+            stores[name] = store = TimerStore.open(
+                opening.found, opening.committed, log_start=opening.log_start, cuts=opening.cuts, now_ms=now_ms,
+                limits=self.limits, on_news=self.wake, budgets=self._budgets,
+            )  # fmt: skip
+            self.reports += tuple(f"{name[0]}/{name[1]}: {report}" for report in store.reports)
+            progress(len(stores), len(openings))
+        return Prepared(stores)
+
+    def add(
+        self,
+        prepared: Prepared,
+        offsets: Mapping[SourceName, int],
+        log_ends: Mapping[SourceName, int],
+        *,
+        is_waited_for: bool = True,
+    ) -> None:
+        """These partitions are ours from now on, and are to catch up: `offsets` are the first expected ones. `log_ends`
+        are where the logs ended after the committed states were read: below may lie copies that another process wrote.
+        `is_waited_for`: see `is_caught_up`."""
+        new: dict[SourceName, _Entry] = {}
+        for name, store in prepared.stores.items():
+            store.start_at(offsets[name], log_ends[name])
+            lender = Lender(source=self.sources.index(*name), store=store)
+            new[name] = _Entry(name, lender, Life.CATCHING_UP, is_waited_for)
+            if self._is_intake_closed:
+                store.close_intake()
+        self._entries = dict(sorted({**self._entries, **new}.items()))
+        self.wake()
+
+    def postpone(self, names: Collection[SourceName]) -> None:
+        """These cannot be read up to their committed O for now: nothing waits for them."""
+        for name in names:
+            self._entries[name].is_waited_for = False
+
+    def close_partitions(self, names: Collection[SourceName]) -> None:
+        """These are another instance's from now on; between two transactions."""
+        self._must_be_between_transactions()
+        gone = [self._entries[name] for name in names if name in self._entries]
+        self._entries = {name: entry for name, entry in self._entries.items() if name not in names}
+        for entry in gone:
+            entry.store.close()
+        self.wake()
+
+    def remove_left(self, now_ms: int) -> int:
+        """Remove the indexes of partitions that were left long ago; returns their number. Raises DiskFailure."""
+        return self.directory.remove_left(self._entries, now_ms)
+
+    def catching_up(self) -> list[SourceName]:
+        """Those of which nothing is delivered yet."""
+        return [name for name, entry in self._entries.items() if entry.life is Life.CATCHING_UP]
+
+    def caught_up(self) -> list[SourceName]:
+        """Those of `catching_up` that are read up to their committed O."""
+        return [name for name in self.catching_up() if self._entries[name].store.is_caught_up()]
+
+    def go_live(self, names: Collection[SourceName]) -> list[SourceName]:
+        """Those of `names` that have caught up are delivered from now on; between two transactions."""
+        self._must_be_between_transactions()
+        ready = [name for name in self.caught_up() if name in names]
+        for name in ready:
+            self._entries[name].become(Life.LIVE)
+        return ready
+
+    def hold(self, sources: Collection[int]) -> None:
+        """Deliver nothing of these partitions (numbers) from now on, and of all others again; between two
+        transactions."""
+        self._must_be_between_transactions()
+        for entry in self._entries.values():
+            if entry.life is not Life.CATCHING_UP:
+                entry.become(Life.HELD if entry.lender.source in sources else Life.LIVE)
+        self.wake()
+
+    def next_offsets(self) -> dict[SourceName, int]:
+        """The next expected offset of each partition."""
+        return {name: entry.store.next_offset for name, entry in self._entries.items()}
+
+    def committed(self) -> dict[SourceName, Progress]:
+        """The committed state of each."""
+        return {name: entry.store.committed for name, entry in self._entries.items()}
+
+    # ---- ingest
+
+    def append(
+        self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int, beat: Callable[[], None] = lambda: None
+    ) -> int:
+        """Take in a batch: rows of `entry.ENTRY` with their topics and partitions; `ends` are the exclusive end offsets
+        that it reaches. Rows of partitions that are not open are left out. Returns how many rows were new. Raises as
+        `TimerStore.append`."""
+        here, taken = self._entries, 0
+        reached = [(here[name], end) for name, end in ends.items() if name in here]
+        parts = self._parts(entries)
+        for entry, _ in reached:  # before the first one takes anything in: they share the room
+            with self._unless_left(entry):
+                entry.store.wait_for_room(beat)
+        for entry, end in reached:
+            with self._unless_left(entry):
+                batch = parts.get(entry.lender.source, _NOTHING)
+                taken += entry.store.take_in(batch, end, now_ms, beat)
+        return taken
+
+    @contextmanager
+    def _unless_left(self, entry: _Entry) -> Iterator[None]:
+        """A store that was closed because another instance has its partition now takes in nothing more."""
+        try:
+            yield
+        except Closed:
+            if self._entries.get(entry.name) is entry:
+                raise
+
+    def _parts(self, entries: pa.Table) -> dict[int, Batch]:
+        """A batch by partition."""
+        if not len(entries):
+            return {}
+        source = self.sources.of_columns(entries.column("topic"), entries.column("partition"))
+        rows = select(entries)
+        order = np.lexsort((rows.offset, rows.at, source))
+        if (np.diff(order) != 1).any():
+            entries, rows, source = entries.take(pa.array(order)), rows[order], source[order]
+        whole = Batch.sorted(rows, payload_of(entries))
+        begins = np.flatnonzero(np.r_[True, source[1:] != source[:-1]])
+        ends = [*begins[1:].tolist(), len(source)]
+        return {int(source[begin]): whole.part(begin, end) for begin, end in zip(begins.tolist(), ends, strict=True)}
+
+    def has_room(self) -> bool:
+        """Whether `append` goes on at once."""
+        return all(entry.store.has_room() for entry in self._entries.values())
+
+    def blocked_by(self) -> frozenset[SourceName]:
+        """Held partitions that leave no room for new rows."""
+        held = (entry for entry in self._entries.values() if entry.life is Life.HELD)
+        return frozenset(entry.name for entry in held if not entry.store.has_room())
+
+    def is_caught_up(self) -> bool:
+        """Whether all partitions that are waited for are ingested up to their committed O."""
+        waited_for = (entry for entry in self._entries.values() if entry.is_waited_for)
+        return all(entry.store.is_caught_up() for entry in waited_for)
+
+    # ---- dispatcher
+
+    def begin(self, now_ms: int, *, only_output: bool = False) -> Loan:
+        """Start a transaction; one at a time. `only_output`: as far as it has output, it moves nothing but the
+        partitions of that. Raises Inconsistent after a change that failed, as all do that change something."""
+        self._must_be_between_transactions()
+        lenders = [entry.lender for entry in self._entries.values() if entry.life is not Life.CATCHING_UP]
+        self._loan = Loan(lenders, now_ms, only_output=only_output, on_end=self._end_loan)
+        return self._loan
+
+    def _end_loan(self) -> None:
+        self._loan = None
+
+    def _must_be_between_transactions(self) -> None:
+        if self._loan is not None:
+            raise Misuse("a transaction is open", code="DB-7003")
+
+    def next_wakeup_ms(self) -> int | None:
+        """When the next row in memory is due, or None. (In the past: at once.)"""
+        live = (entry.store.next_due_ms() for entry in self._entries.values() if entry.life is Life.LIVE)
+        return min((due_ms for due_ms in live if due_ms is not None), default=None)
+
+    def offsets_behind(self) -> bool:
+        """Whether ingest is ahead of a committed O, so that a transaction would move it without rows."""
+        return any(each.store.offset_behind() for each in self._delivered())
+
+    def needs_offset_commit(self) -> bool:
+        """Whether O should be committed at once: a memtable has to be flushed, and only rows below O can be."""
+        return any(each.store.needs_offset_commit() for each in self._delivered())
+
+    def is_clock_behind(self, now_ms: int) -> bool:
+        """Whether the clock has been set back behind a P, further than is just waited for."""
+        return any(entry.store.is_clock_behind(now_ms) for entry in self._entries.values())
+
+    def step_back(self, now_ms: int) -> None:
+        """Go on from a clock that was set back (invariant I4); between two transactions."""
+        for entry in self._entries.values():
+            entry.store.step_back(now_ms)
+
+    def _delivered(self) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.life is not Life.CATCHING_UP]
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleep until something nearer was appended, `wake` was called, or the time is over."""
+        with self._news:
+            self._news.wait_for(lambda: self._has_news or self._is_closed, timeout_s)
+            self._has_news = False
+
+    def wake(self) -> None:
+        """End `wait` now."""
+        with self._news:
+            self._has_news = True
+            self._news.notify_all()
+
+    # ---- http
+
+    @property
+    def _by_name(self) -> dict[SourceName, TimerStore]:
+        return {name: entry.store for name, entry in self._entries.items()}
+
+    def stats(self, edges_ms: Sequence[int] = ()) -> Stats:
+        """A look at everything, one store after the other; `pending_until` answers for each of `edges_ms`."""
+        return Stats.sum([entry.store.stats(edges_ms) for entry in self._entries.values()], len(edges_ms))
+
+    def find(
+        self, query: Query, now_ms: int, *, after: NamedPosition | None = None, limit: int = 100, bulky: bool = False
+    ) -> Page:
+        """The pending messages that fit, the soonest first, from behind the cursor `after` on; with their values,
+        headers and whole keys if `bulky`. A page may have fewer rows than `limit` (1 to 1,000), or none, and others
+        behind it. Raises KeyError for a cursor of an unknown partition; Corrupt, DiskFailure."""
+        self._must_be_known(after)
+        if not 1 <= limit <= ROWS_MAX:
+            raise Misuse(f"a page has 1 to {ROWS_MAX} rows, not {limit}", code="DB-7003")
+        return search.page(self._by_name, query, now_ms, after, limit, bulky=bulky)
+
+    def find_originals(
+        self, query: Query, now_ms: int, *, after: NamedPosition | None = None, limit: int = ORIGINALS_MAX
+    ) -> Originals:
+        """As `find`, only where the messages came from and when they are due, of up to 10,000 (`limit`)."""
+        self._must_be_known(after)
+        return search.originals(self._by_name, query, now_ms, after, limit)
+
+    def count_where(self, query: Query, now_ms: int, *, scanned_rows_max: int = SCANNED_ROWS_MAX) -> Count:
+        """How many pending messages fit; at once for all of them and for a target. Raises Corrupt, DiskFailure."""
+        return search.count(self._by_name, query, now_ms, scanned_rows_max)
+
+    def export(self, query: Query, now_ms: int, *, bulky: bool) -> Export:
+        """All pending messages that fit, as Arrow batches of `search.SCHEMA`. Raises Corrupt, DiskFailure."""
+        return Export(self._by_name, query, now_ms, bulky=bulky)
+
+    def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
+        """How many messages come up before each of `edges_ms` (epoch ms); exact at whole ten seconds."""
+        parts = [entry.store.pending_until(edges_ms) for entry in self._entries.values()]
+        return tuple(map(sum, zip(*parts, strict=True))) if parts else (0,) * len(edges_ms)
+
+    def waits_since_ms(self) -> int | None:
+        """The time since when the oldest pending row waits; None if nothing is pending."""
+        found = (entry.store.waits_since_ms() for entry in self._entries.values())
+        return min((since_ms for since_ms in found if since_ms is not None), default=None)
+
+    def pending_from(
+        self, name: SourceName, offset: int, now_ms: int, is_over: Callable[[], bool] = lambda: False
+    ) -> int:
+        """See `TimerStore.pending_from`; 0 where the partition is not open."""
+        entry = self._entries.get(name)
+        return 0 if entry is None else entry.store.pending_from(offset, now_ms, is_over)
+
+    def trimmed(self, log_starts: Mapping[SourceName, int]) -> dict[SourceName, Trimmed]:
+        """The partitions with unfinished rows whose records are gone from Kafka, and are in a store alone."""
+        here = self._entries
+        found = {n: here[n].store.trimmed(start) for n, start in log_starts.items() if n in here}
+        return {name: each for name, each in found.items() if each.is_any}
+
+    def may_hold_below(self, bounds: Mapping[SourceName, int]) -> set[SourceName]:
+        """The partitions of which something below these offsets may be unfinished."""
+        here = self._entries
+        return {name for name, bound in bounds.items() if name in here and here[name].store.may_hold_below(bound)}
+
+    def _must_be_known(self, after: NamedPosition | None) -> None:
+        if after is not None:
+            self.sources.index(*after[1:3])
+
+    # ---- the end
+
+    def close_intake(self) -> None:
+        """Take in nothing more: `append` raises Closed, also where it waits. Delivery and flushes go on."""
+        self._is_intake_closed = True
+        for entry in self._entries.values():
+            entry.store.close_intake()
+
+    def close(self) -> None:
+        """Give up the directory and end every wait; rows without a flush are read from Kafka again next time."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for entry in self._entries.values():
+            entry.store.close()
+        self.directory.release()
+        self.wake()
+
+
+_NOTHING: Final = Batch.of(ENTRY.empty_table())

@@ -1,0 +1,85 @@
+"""Maintenance of all stores: windows, flushes, reclaim, compaction, one partition after the other. One thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from timerstore.log.timerlog import Window, read_window
+from timerstore.operations.maintenance import Flushed
+from timerstore.store import TimerStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A window to be read, and its store."""
+
+    store: TimerStore
+    window: Window
+
+    def read(self) -> pa.Table:
+        """Its rows, in no order. Raises Corrupt, DiskFailure."""
+        return read_window(self.window)
+
+
+class Upkeep:
+    """See the module. `stores` gives those of now; each method raises as that of `Maintenance` does."""
+
+    def __init__(self, stores: Callable[[], Sequence[TimerStore]]) -> None:
+        self._stores = stores
+        self._compacted: TimerStore | None = None
+        """Whose compaction is under way, or was looked at last."""
+
+    def next_window(self, now_ms: int) -> Reading | None:
+        """The next window to read: of the store whose frontier lies furthest behind."""
+        for store in sorted(self._stores(), key=lambda each: each.state.resident.frontier):
+            window = store.wheel.next_window(now_ms)
+            if window is not None:
+                return Reading(store=store, window=window)
+        return None
+
+    def admit(self, reading: Reading, entries: pa.Table) -> bool:
+        """See `TimerWheel.admit`."""
+        return reading.store.wheel.admit(reading.window, entries)
+
+    def flush_due(self, now_ms: int) -> bool:
+        """Whether a flush of any is worth while."""
+        return any(store.maintenance.flush_due(now_ms) for store in self._stores())
+
+    def flush(self, now_ms: int, *, only_due: bool = False) -> Flushed:
+        """Flush all, or those for which it is worth while."""
+        stores = [each for each in self._stores() if not only_due or each.maintenance.flush_due(now_ms)]
+        flushed = [store.maintenance.flush(now_ms) for store in stores]
+        return Flushed(rows=sum(each.rows for each in flushed), bytes=sum(each.bytes for each in flushed))
+
+    def reclaim(self, now_ms: int) -> int:
+        """Remove segments of which every row is finished; returns how many."""
+        return sum(store.maintenance.reclaim(now_ms) for store in self._stores())
+
+    def next_compaction(self, now_ms: int) -> Reading | None:
+        """The next window of a compaction to read: one goes on until it is done."""
+        stores = list(self._stores())
+        if self._compacted in stores:
+            at = stores.index(self._compacted)
+            stores = stores[at:] + stores[:at]
+        for store in stores:
+            self._compacted = store
+            window = store.maintenance.compaction_window(now_ms)
+            if window is not None:
+                return Reading(store=store, window=window)
+        return None
+
+    def compact(self, reading: Reading, entries: pa.Table) -> None:
+        """See `Maintenance.compact`."""
+        reading.store.maintenance.compact(reading.window, entries)
+
+    def abandon_compaction(self) -> None:
+        """Give up the compaction that is under way, if any."""
+        for store in self._stores():
+            store.maintenance.abandon_compaction()
+
+    def drop_aside(self) -> int:
+        """Remove what rebuilds have put aside; returns how many files."""
+        return sum(store.maintenance.drop_aside() for store in self._stores())

@@ -1,0 +1,74 @@
+"""A batch on its way into a store: rows in the order of position, and the payload of each.
+
+Small batches come hundreds of times a second. Facts about the whole hold for all parts: `part` of a batch costs a few
+microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from timerstore.memory.sorted_runs import RowRefs, select
+from timerstore.rows.entry import Kind, payload_of
+from timerstore.rows.position import Bools
+
+PLAIN: tuple[int, int] = (Kind.TIMER, Kind.REJECT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """`row` of `rows` is the index in `payload`, `row_bytes` the mean size of a row there. `is_plain`: all rows are
+    originals without ids, or rejects, so that they have nothing to do with cancels and commands."""
+
+    rows: RowRefs
+    payload: pa.RecordBatch
+    row_bytes: int
+    is_plain: bool
+
+    @classmethod
+    def of(cls, entries: pa.Table) -> Batch:
+        """Of rows of `entry.ENTRY`, in any order."""
+        rows = select(entries).sorted()
+        return cls.sorted(rows, payload_of(entries.take(pa.array(rows.row))))
+
+    @classmethod
+    def sorted(cls, rows: RowRefs, payload: pa.RecordBatch) -> Batch:
+        """Of rows with their payloads one by one."""
+        count = len(rows)
+        kind, origin, ids = (payload.column(name) for name in ("kind", "origin", "id"))
+        is_plain = ids.null_count == count and bool(
+            (np.isin(kind.to_numpy(), PLAIN) & (origin.to_numpy() == rows.offset)).all()
+        )
+        index = np.arange(count, dtype=np.int32)
+        size = -(-payload.nbytes // max(1, count))
+        return cls(RowRefs(rows.at, rows.offset, rows.chunk, index), payload, size, is_plain)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, begin: int, end: int) -> Batch:
+        """The rows from one to another."""
+        rows = self.rows[begin:end]
+        index = self.rows.row[: end - begin]
+        return Batch(
+            RowRefs(rows.at, rows.offset, rows.chunk, index),
+            self.payload.slice(begin, end - begin),
+            self.row_bytes,
+            self.is_plain,
+        )
+
+    def where(self, mask: Bools) -> Batch:
+        """The rows of a mask."""
+        if mask.all():
+            return self
+        index = np.flatnonzero(mask)
+        rows = self.rows[index]
+        return Batch(
+            RowRefs(rows.at, rows.offset, rows.chunk, self.rows.row[: len(index)]),
+            self.payload.take(pa.array(index)),
+            self.row_bytes,
+            self.is_plain,
+        )
