@@ -63,11 +63,10 @@ from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from bridge.stores.names import SourceName
-from bridge.stores.stores import Stores
+from bridge.stores.stores import Life, Stores
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
 from timerstore.clock import Clock
-from timerstore.rows.position import AT_MIN
 
 NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
@@ -169,11 +168,6 @@ class Dispatcher:
         with self._life.changed:
             return self._life.is_asked(Request.HOLD) and self.state in AT_REST
 
-    @property
-    def awaits_commands(self) -> bool:
-        """Whether messages wait for commands from before the start."""
-        return self._commands_first.is_closed
-
     def resume(
         self,
         store: Stores,
@@ -181,8 +175,7 @@ class Dispatcher:
         revocations: int,
         log_ends: Offsets = MappingProxyType({}),
     ) -> None:
-        """Deliver from `store`, which was opened on `states`, read after `revocations` (of `Membership`). Commands
-        below `log_ends` take effect first.
+        """Deliver from `store`, which is opened on `states`, read after `revocations` (of `Membership`): see `expect`.
 
         Only while held. With the same store as before, a transaction with an unknown outcome is resolved first. Raises
         InternalError for states from before the last commit, unless the log was cut: they would cause double delivery.
@@ -192,19 +185,19 @@ class Dispatcher:
                 raise bug("the dispatcher is running", code="DB-7002")
             if store is not self._store:
                 is_known = revocations == self._partitions.revocations and self._unanswered is None
-                self._partitions.begin(store, states, log_ends, is_known=is_known)
+                self._partitions.begin(states, is_known=is_known)
                 self._store, self._unanswered = store, None
                 self._narrowing.clear()
                 self._held_sources.begin(states, store.sources)
                 self._read_back.begin()
-            self._pauses.read(states.values())
+            self.expect(states, log_ends)
             self._held_sources.tell()
             self._partitions.revocations = revocations
             self._life.resume()
 
     def expect(self, states: States, log_ends: Offsets = MappingProxyType({})) -> None:
-        """Partitions have joined the store, on these states: deliver their messages too, once the partitions have
-        caught up, and commands below `log_ends` are read."""
+        """Partitions join the store, on these states: deliver their messages, too, once the partitions have caught up,
+        and commands below `log_ends` have taken effect."""
         with self._life.changed:
             self._partitions.expect(states, log_ends)
             self._pauses.read(states.values())
@@ -310,14 +303,11 @@ class Dispatcher:
         if store is None:
             raise bug("there is no store to deliver from", code="DB-7002")
         with self._life.changed:
-            joined = self._partitions.join(store)
-        if self._held_sources.release(store.sources, {name: self._partitions.states[name] for name in joined}):
+            arrived = self._partitions.advance(store)
+        if self._held_sources.release(store.sources, arrived):
             self._held_sources.hold(store)
         self._clock_steps.look(store, self._partitions.all(), self._clock.now_ms())
         wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
-        waits = self._filling.is_for_commands = self._commands_first.is_to_wait(store)
-        if waits and wakeup_ms != AT_MIN:
-            wakeup_ms = None
         behind = store.offsets_behind()
         idle_s = self._clock.monotonic_s() - self._committed_s
         is_due = wakeup_ms is not None and wakeup_ms <= now_ms
@@ -331,7 +321,7 @@ class Dispatcher:
             or self._read_back.again
         ):
             return self._transact(store) if self._writer.await_turn(SLICE_S) else None
-        sleep_s = LOOK_S if waits else LOOK_AGAIN_S
+        sleep_s = LOOK_S if store.in_life(Life.COMMANDS_FIRST) else LOOK_AGAIN_S
         if wakeup_ms is not None:
             sleep_s = min(sleep_s, (wakeup_ms - self._clock.now_ms()) / 1000)
         if behind:
@@ -423,7 +413,8 @@ class Dispatcher:
         self._pauses.written(transaction.states.values())
         self._setbacks.committed(transaction.setbacks)
         self._narrowing.committed(transaction.rows, is_pending=self.doubts.is_under_way or not transaction.until_ms)
-        self._commands_first.committed(transaction.targets, self._planner.delay_topics)
+        if store.in_life(Life.COMMANDS_FIRST):
+            self._commands_first.committed(transaction.written(self._planner.delay_topics, store.sources))
         if transaction.answers:
             self._on_answers(transaction.answers)
 

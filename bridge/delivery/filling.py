@@ -22,7 +22,6 @@ from bridge.settings.time_budgets import TimeBudgets
 from bridge.stores.loan import Rows
 from bridge.stores.stores import Stores
 from timerstore.clock import Clock
-from timerstore.rows.position import AT_MIN
 
 PIECE_ROWS: Final = 5_000
 PIECE_BYTES: Final = 16 << 20
@@ -59,8 +58,6 @@ class Filling:
     beat: Callable[[], None]
     row_bytes: float = 1_000.0
     """The usual size of a row, according to past plans."""
-    is_for_commands: bool = False
-    """Whether only commands and rejects are taken."""
     is_busy: bool = False
     """Whether the previous transaction had many rows."""
 
@@ -75,7 +72,7 @@ class Filling:
             left_ms = self._left_ms(transaction)
             transaction.until_ms = self._take_until_ms(left_ms)
             room = self._piece_rows(transaction)
-            rows = transaction.loan.take(AT_MIN if self.is_for_commands else transaction.until_ms, room)
+            rows = transaction.loan.take(transaction.until_ms, room)
             if len(rows):
                 plans = self._plans(store, rows, transaction)
                 for plan in plans:
@@ -87,7 +84,7 @@ class Filling:
             if len(rows) >= room:
                 continue  # a backlog
             left_ms = self._left_ms(transaction)
-            if not transaction.rows or self.is_for_commands or self.narrowing.until_ms is not None or left_ms <= 0:
+            if not transaction.rows or self.narrowing.until_ms is not None or left_ms <= 0:
                 return
             wakeup_ms, now_ms = store.next_wakeup_ms(), self.clock.now_ms()
             if wakeup_ms is None or wakeup_ms - now_ms > left_ms:

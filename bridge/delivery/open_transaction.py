@@ -19,7 +19,7 @@ from bridge.delivery.setbacks import Setback, setbacks
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
 from bridge.stores.loan import Loan
-from bridge.stores.names import SourceName, Sources
+from bridge.stores.names import SourceName, Sources, sources_of
 from bridge.telemetry.counts import Counts
 from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState, Said
@@ -106,6 +106,12 @@ class OpenTransaction:
     def places(self) -> set[tuple[str, int]]:
         """Topics and partitions of its records; -1 for a choice of the partitioner."""
         return {place for sent in self.sent for place in sent.places()}
+
+    def written(self, topics: Collection[str], sources: Sources) -> set[SourceName]:
+        """The partitions with records for these topics."""
+        keys = self._keys()
+        found = [sources_of(keys[each.ids + each.first]).tolist() for each in self.sent if each.topic in topics]
+        return {sources.name(source) for source in set().union(*found)}
 
     def look_ahead(
         self, states: States, sources: Sources, said: Said, notes: LogNotes, again: Collection[SourceName] = ()

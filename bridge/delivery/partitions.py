@@ -1,4 +1,4 @@
-"""The delivered partitions of a store with their committed states, and the partitions that are still catching up."""
+"""The partitions of a store with their committed states: those that are delivered, and those that catch up."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bridge.delivery.doubt.log_notes import LogNotes, States
 from bridge.delivery.open_transaction import Stale, bug
 from bridge.kafka.membership import Membership
 from bridge.stores.names import SourceName
-from bridge.stores.stores import Stores
+from bridge.stores.stores import DELIVERS, Stores
 from bridge.wire.committed_state import CommittedState, Said, are_same_progress
 
 log = structlog.get_logger("bridge.delivery.partitions")
 
 
 class Partitions:
-    """See the module. For the dispatcher's thread, or any while that is at rest; `expect` and `join` under its lock."""
+    """See the module. For the dispatcher's thread, or any while that is at rest; `expect`, `advance` under its lock."""
 
     def __init__(self, membership: Callable[[], Membership], commands_first: CommandsFirst) -> None:
         self._membership = membership
@@ -29,33 +29,33 @@ class Partitions:
         self.notes = LogNotes()
         self.revocations = 0
 
-    def begin(self, store: Stores, states: States, log_ends: Offsets, *, is_known: bool) -> None:
-        """Deliver from another store, which was opened on `states`, once commands below `log_ends` are read.
-        `is_known`: nothing else has committed for these partitions. Raises InternalError for states from before the
-        last commit, unless the log was cut."""
+    def begin(self, states: States, *, is_known: bool) -> None:
+        """Begin with another store, which is opened on `states`. `is_known`: nothing else has committed for these
+        partitions. Raises InternalError for states from before the last commit, unless the log was cut."""
         old = {n: state for n, state in self.states.items() if n in states and state.cuts == states[n].cuts}
         if is_known and not are_same_progress(old, states):
             raise bug("the store lies behind the last commit", code="DB-7002")
-        self.states = dict(states)
-        store.go_live(store.caught_up())
-        self.coming = {name: self.states.pop(name) for name in store.catching_up()}
-        self._commands_first.begin(log_ends, self.coming)
+        self.states, self.coming = {}, {}
+        self._commands_first.begin()
 
     def expect(self, states: States, log_ends: Offsets) -> None:
         """Wait until these partitions have caught up, and commands below these ends are read."""
         self.coming = {**self.coming, **states}
         self._commands_first.expect(log_ends)
 
-    def join(self, store: Stores) -> list[SourceName]:
-        """Deliver the partitions that have caught up with their committed O; returns them."""
-        arrived = store.caught_up() if self.coming else []
-        joined = store.go_live(self._commands_first.ready(arrived, store)) if arrived else []
-        self.states |= {name: self.coming.pop(name) for name in joined}
-        if joined:
-            self._commands_first.joined()
+    def advance(self, store: Stores) -> dict[SourceName, CommittedState]:
+        """Deliver the commands of partitions that have caught up with their committed O, whose states are returned; and
+        the messages of those that wait for commands no more."""
+        arrived = {name: self.coming.pop(name) for name in store.arrive()} if self.coming else {}
+        self.states |= arrived
+        store.read_again()
+        waiting = self._commands_first.waiting
+        live = self._commands_first.ready(store)
+        store.go_live(live)
+        if joined := sorted(waiting.intersection(live)):
             names = ", ".join(f"{topic}/{number}" for topic, number in joined)
-            log.info("partitions-joined", partitions=names, owned=len(self.states))
-        return joined
+            log.info("partitions-joined", partitions=names, owned=len(store.in_life(*DELIVERS)))
+        return arrived
 
     def forget(self, gone: Collection[SourceName]) -> None:
         """Forget partitions of other instances."""

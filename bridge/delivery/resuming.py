@@ -23,7 +23,7 @@ from bridge.delivery.targets.pauses import Pauses
 from bridge.errors import BridgeError
 from bridge.stores.names import NamedPosition, SourceName
 from bridge.stores.search import Query
-from bridge.stores.stores import Stores
+from bridge.stores.stores import Life, Stores
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.headers import MOVED_MAX
 from timerstore.clock import Clock
@@ -104,7 +104,7 @@ class Resuming:
         self._pauses.read(self._read(sorted(others)))
 
     def _bring_forward(self, store: Stores) -> float:
-        joining = frozenset(store.catching_up())  # their content is not known yet
+        joining = frozenset(store.in_life(Life.CATCHING_UP))  # their content is not known yet
         owned = frozenset(store.next_offsets()) - joining
         if owned != self._owned:
             self._owned = owned

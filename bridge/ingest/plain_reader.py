@@ -30,7 +30,6 @@ from bridge.kafka.errors import records_gone
 from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.received import Record, headers_of
-from timerstore.rows.position import OFFSET_MAX
 
 Offsets = Mapping[SourceName, int]
 
@@ -114,10 +113,9 @@ class PlainReader:
         with suppress(KafkaException):  # the request alone wakes the thread
             self._consumer.offsets_for_times(ends, WAKE_S)
 
-    def poll(self, until: Offsets | None = None) -> Read:
-        """The records that arrive within POLL_S. `until` are exclusive ends at which partitions are left for now.
-
-        Raises StateError for gone records, EnvironmentFailure for lasting errors."""
+    def poll(self) -> Read:
+        """The records that arrive within POLL_S. Raises StateError for gone records, EnvironmentFailure for lasting
+        errors."""
         first = self._consumer.poll(POLL_S)
         messages = [] if first is None else [first, *self._consumer.consume(RECORDS_MAX - 1, GATHER_S)]
         records: list[Record] = []
@@ -126,8 +124,8 @@ class PlainReader:
             name = (message.topic() or "", message.partition() or 0)
             error = message.error()
             if error is not None:
-                self._judge(error, name, message, read, until)
-            elif name not in self._unreadable and (until is None or (message.offset() or 0) < until[name]):
+                self._judge(error, name, message, read)
+            elif name not in self._unreadable:
                 record = _record(message)
                 if record is None:
                     self._leave(name, "the name of a header is not UTF-8", read)
@@ -135,9 +133,6 @@ class PlainReader:
                     records.append(record)
                     read.ends[name] = record.offset + 1
                     read.at_end.discard(name)
-            elif name not in self._unreadable and until is not None:
-                read.ends[name] = until[name]  # there is no record between the last one and this end
-                self._pause(name)
         if records:
             read.entries = decode_records(records, self._all_epochs)
         return read
@@ -160,14 +155,12 @@ class PlainReader:
     def close(self) -> None:
         self._consumer.close()
 
-    def _judge(self, error: KafkaError, name: SourceName, message: Message, read: Read, until: Offsets | None) -> None:
+    def _judge(self, error: KafkaError, name: SourceName, message: Message, read: Read) -> None:
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             if name not in self._unreadable:
-                end = message.offset() or 0
-                read.ends[name] = end if until is None else min(end, until[name])
-                if read.ends[name] == end:
-                    read.at_end.add(name)
+                read.ends[name] = message.offset() or 0
+                read.at_end.add(name)
         elif code in UNREADABLE:
             self._leave(name, error.str(), read)
         elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -206,11 +199,12 @@ def by_source(entries: pa.Table) -> list[tuple[SourceName, np.ndarray[tuple[int]
     return [((names[key >> 32], key & 0xFFFFFFFF), offset[keys == key]) for key in np.unique(keys).tolist()]
 
 
-def new_records(entries: pa.Table, before: Offsets) -> list[tuple[str, int]]:
-    """The number of entries at or behind these offsets, by topic and partition; their topics."""
+def new_records(entries: pa.Table, before: Offsets, after: Offsets) -> list[tuple[str, int]]:
+    """The number of entries from one of these offsets to the other, by topic and partition; their topics."""
     counts = (
-        (topic, int(np.count_nonzero(offsets >= before.get((topic, partition), OFFSET_MAX))))
-        for (topic, partition), offsets in by_source(entries)
+        (name[0], int(np.count_nonzero((offsets >= before[name]) & (offsets < after[name]))))
+        for name, offsets in by_source(entries)
+        if name in before and name in after
     )
     return [(topic, count) for topic, count in counts if count]
 

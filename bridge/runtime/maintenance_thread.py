@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
@@ -17,7 +17,9 @@ import structlog
 
 from bridge.errors import BridgeError
 from bridge.ingest.watch.guarded import guarded
+from bridge.stores.names import SourceName
 from bridge.stores.stores import Stores
+from bridge.stores.upkeep import Upkeep
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
@@ -63,7 +65,7 @@ class MaintenanceThread:
         self._compact_budget_s = SPARK_S + store.limits.segment_bytes_max / DISK_BYTES_PER_S
         self._stop = threading.Event()
         self._news = threading.Event()
-        self._asked: deque[Callable[[], bool]] = deque()
+        self._asked: deque[Callable[[], None]] = deque()
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._reclaimed_s = 0.0
         self._left_s = 0.0
@@ -81,22 +83,25 @@ class MaintenanceThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def ask(self, work: Callable[[], bool]) -> None:
-        """Call `work` between two steps, repeatedly until it returns True. It may raise the same errors as a step."""
-        self._asked.append(work)
-        self._news.set()
-
-    def flush_now(self, timeout_s: float) -> bool:
-        """Flush between two steps; returns whether that was in time."""
+    def ask(self, work: Callable[[], object], timeout_s: float) -> bool:
+        """Call `work` between two steps; returns whether that was in time. It may raise the same errors as a step."""
         done = threading.Event()
 
-        def flush() -> bool:
-            self._try_flush()
+        def run() -> None:
+            work()
             done.set()
-            return True
 
-        self.ask(flush)
+        self._asked.append(run)
+        self._news.set()
         return done.wait(timeout_s)
+
+    def flush_now(self, timeout_s: float, names: Collection[SourceName] | None = None) -> bool:
+        """Flush these partitions (None: all) between two steps; returns whether that was in time."""
+        return self.ask(lambda: self._try_flush(self._store.upkeep_of(names)), timeout_s)
+
+    def pass_step(self, timeout_s: float) -> bool:
+        """Wait for the end of the present step; returns whether that was in time."""
+        return self.ask(lambda: None, timeout_s)
 
     @property
     def is_alive(self) -> bool:
@@ -106,7 +111,7 @@ class MaintenanceThread:
         """Flush once more after `stop`, so that a restart has little to read again. Ignores a full disk."""
         self._store.upkeep.abandon_compaction()
         try:
-            self._flush()
+            self._flush(self._store.upkeep)
         except DiskFull as full:
             log.warning("flush-skipped", reason=full.message, hint=full.hint)
 
@@ -134,9 +139,7 @@ class MaintenanceThread:
     def _do_asked(self) -> None:
         while self._asked:
             self._beat(self._compact_budget_s)
-            if not self._asked[0]():
-                return  # a flush may be necessary first
-            self._asked.popleft()
+            self._asked.popleft()()
 
     def _reclaim(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -155,7 +158,7 @@ class MaintenanceThread:
         if self._clock.monotonic_s() < self._flush_s:
             return False
         is_due = self._store.upkeep.flush_due(self._clock.now_ms())
-        if is_due and not self._try_flush(only_due=True):
+        if is_due and not self._try_flush(self._store.upkeep, only_due=True):
             return False
         if self.disk_is_full:
             self.disk_is_full = False
@@ -199,19 +202,19 @@ class MaintenanceThread:
         log.debug("window-loaded", segments=len(window.segments), until_ms=window.upper.at_ms, admitted=admitted)
         return True
 
-    def _try_flush(self, *, only_due: bool = False) -> bool:
+    def _try_flush(self, upkeep: Upkeep, *, only_due: bool = False) -> bool:
         try:
-            self._flush(only_due=only_due)
+            self._flush(upkeep, only_due=only_due)
         except DiskFull as full:
             self._note_full(full)
             self._flush_s = self._clock.monotonic_s() + FLUSH_AGAIN_S
             return False
         return True
 
-    def _flush(self, *, only_due: bool = False) -> None:
+    def _flush(self, upkeep: Upkeep, *, only_due: bool = False) -> None:
         self._beat(self._flush_budget_s)
         began_s = self._clock.monotonic_s()
-        flushed = self._store.upkeep.flush(self._clock.now_ms(), only_due=only_due)
+        flushed = upkeep.flush(self._clock.now_ms(), only_due=only_due)
         if flushed.rows:
             self._metrics.flush.observe(self._clock.monotonic_s() - began_s)
             log.debug("segment-written", rows=flushed.rows, bytes=flushed.bytes)

@@ -36,12 +36,15 @@ from bridge.wire.committed_state import (
     merged,
 )
 from bridge.wire.decode_epochs import DecodeParameters
-from timerstore.rows.cuts import Cuts
 
 ANOTHER_TOPIC: Final = "DB-4014"
 """The code of `another_topic`."""
 NO_TOPIC: Final = "DB-4016"
 """The code for a delay topic that does not exist."""
+
+
+GONE: Final = "DB-4012"
+"""The code for records of pending messages that are gone from the log, and from the index."""
 
 
 class SilentLogs(EnvironmentFailure):
@@ -137,16 +140,6 @@ class StartPlan:
     gives_up_index: frozenset[SourceName]
     pauses: Said = ()
     """The pauses of targets, merged from all partitions."""
-
-    @property
-    def committed(self) -> dict[SourceName, int]:
-        """O by partition: ingest reads up to it before the first delivery (invariant I6)."""
-        return {name: state.offset for name, state in self.states.items()}
-
-    @property
-    def cuts(self) -> dict[SourceName, Cuts]:
-        """The cuts of the logs, by partition."""
-        return {name: state.cuts for name, state in self.states.items()}
 
     def ingest_start(
         self, covered: Mapping[SourceName, int | None], held: Mapping[SourceName, int]

@@ -53,12 +53,13 @@ class Rows:
 
 @dataclass(slots=True, kw_only=True)
 class Lender:
-    """A partition that a transaction may touch. `is_held`: no rows are taken of it; `followed_ms` is when its O was
-    committed last."""
+    """A partition that a transaction may touch. `is_held`: no rows are taken of it; `is_for_commands`: only commands
+    and rejects are; `followed_ms` is when its O was committed last."""
 
     source: int
     store: TimerStore
     is_held: bool = False
+    is_for_commands: bool = False
     followed_ms: int = 0
 
 
@@ -84,9 +85,16 @@ class Loan:
 
         (A partition's share of overtaken rows is at least one row, so a hundred partitions may exceed a limit of ten.)
         """
+        lenders = [each for each in self._lenders.values() if not each.is_held]
+        parts = self._take([each for each in lenders if each.is_for_commands], AT_MIN, max_rows)
+        if (room := max_rows - sum(len(taken) for _, taken in parts)) > 0:
+            parts += self._take([each for each in lenders if not each.is_for_commands], until_ms, room)
+        return _merged(parts)
+
+    def _take(self, lenders: Sequence[Lender], until_ms: int, max_rows: int) -> list[tuple[int, Taken]]:
         parts: list[tuple[int, Taken]] = []
         until = end_of(until_ms)
-        ready = [source for source, each in self._lenders.items() if not each.is_held and _is_due(each.store, until_ms)]
+        ready = [each.source for each in lenders if _is_due(each.store, until_ms)]
         due = {source: self._transaction(source).due(until) for source in ready}
         overtaken, on_time = sum(each.overtaken for each in due.values()), sum(each.on_time for each in due.values())
         if overtaken + on_time <= max_rows:
@@ -97,7 +105,7 @@ class Loan:
             taken = self._open[source].take(until_ms, overtaken_max, bound, on_time_max)
             if len(taken):
                 parts.append((source, taken))
-        return _merged(parts)
+        return parts
 
     def _bounds(self, due: Mapping[int, Due], until: Position, max_rows: int) -> dict[int, tuple[int, Position, int]]:
         """How many overtaken rows of each partition fit, up to where its other rows do, and how many of these."""

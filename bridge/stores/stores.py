@@ -7,12 +7,17 @@
 
 A partition's life:
 
-    CATCHING_UP --read up to its committed O--> LIVE --accepts no writes--> HELD
-                                                 ^                            |
-                                                 '-------- released ----------'
+    CATCHING_UP --read up to its committed O--> COMMANDS_FIRST --no command is unread--> LIVE
+                                                   |      ^                               |
+                                    accepts no writes     | released        accepts no writes
+                                                   v      |                               |
+                                                    HELD <--------------------------------'
     any --another instance's, or the end--> closed: its directory stays
 
-Of one that catches up nothing is delivered (invariant I6). Of one that is held no rows are, but its O moves on.
+    CATCHING_UP      nothing is delivered (invariant I6)
+    COMMANDS_FIRST   commands and rejects are finished, and O moves on (delivery/commands_first.py)
+    LIVE             everything is delivered
+    HELD             no rows are delivered, but O moves on
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -43,7 +49,7 @@ from timerstore.operations.recovery import Found
 from timerstore.operations.stats import Stats, Trimmed
 from timerstore.rows.cuts import Cuts
 from timerstore.rows.entry import ENTRY, payload_of
-from timerstore.rows.position import Progress
+from timerstore.rows.position import AT_MIN, Progress
 from timerstore.store import TimerStore
 
 
@@ -51,29 +57,42 @@ class Life(Enum):
     """Where a partition is in its life; see the module."""
 
     CATCHING_UP = auto()
+    COMMANDS_FIRST = auto()
     LIVE = auto()
     HELD = auto()
 
 
 TRANSITIONS: Final = frozenset(
     {
-        (Life.CATCHING_UP, Life.LIVE),
+        (Life.CATCHING_UP, Life.COMMANDS_FIRST),
+        (Life.COMMANDS_FIRST, Life.LIVE),
+        (Life.COMMANDS_FIRST, Life.HELD),
         (Life.LIVE, Life.HELD),
-        (Life.HELD, Life.LIVE),
+        (Life.HELD, Life.COMMANDS_FIRST),
     }
 )
+
+
+DELIVERS: Final = (Life.LIVE, Life.HELD)
+"""The states of a partition whose messages are delivered, but for a time."""
 
 
 @dataclass(slots=True)
 class _Entry:
     name: SourceName
     lender: Lender
-    life: Life
-    is_waited_for: bool
+    since: int
+    """The first run whose rows are taken in."""
+    life: Life = Life.CATCHING_UP
 
     @property
     def store(self) -> TimerStore:
         return self.lender.store
+
+    def next_due_ms(self) -> int | None:
+        """When the next row that is delivered in this state of its life is due."""
+        due_ms = None if self.life in (Life.CATCHING_UP, Life.HELD) else self.store.next_due_ms()
+        return due_ms if self.life is Life.LIVE or due_ms == AT_MIN else None
 
     def become(self, life: Life) -> None:
         """Raises Misuse for a change that is not in the table."""
@@ -81,7 +100,8 @@ class _Entry:
             return
         if (self.life, life) not in TRANSITIONS:
             raise Misuse(f"{self.name} cannot become {life.name}: it is {self.life.name}", code="DB-7003")
-        self.life, self.lender.is_held = life, life is Life.HELD
+        self.life = life
+        self.lender.is_held, self.lender.is_for_commands = life is Life.HELD, life is Life.COMMANDS_FIRST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +128,16 @@ class Prepared:
         """Below which offset everything that is pending of each is here, as far as Kafka has lost it."""
         return {name: store.held_below() for name, store in self.stores.items()}
 
+    def start_at(self, offsets: Mapping[SourceName, int], log_ends: Mapping[SourceName, int]) -> None:
+        """`offsets` are the first expected ones. `log_ends` are where the logs ended after the committed states were
+        read: below may lie copies that another process wrote."""
+        for name, store in self.stores.items():
+            store.start_at(offsets[name], log_ends[name])
+
+    def behind(self) -> int:
+        """The number of offsets up to the committed O."""
+        return sum(max(0, each.committed.offset - each.next_offset) for each in self.stores.values())
+
     def close(self) -> None:
         """They are not needed after all."""
         for store in self.stores.values():
@@ -127,12 +157,14 @@ class Stores:
         """Sentences for the operator: faults in directories, which were mended."""
         self._entries: dict[SourceName, _Entry] = {}
         """Replaced, never changed."""
+        self.run = 0
+        """The number of the present run, which began when partitions came or went last: readers begin anew then."""
         self._news = threading.Condition()
         self._has_news = False
         self._loan: Loan | None = None
         self._is_intake_closed = False
         self._is_closed = False
-        self.upkeep = Upkeep(lambda: [entry.store for entry in self._entries.values()])
+        self.upkeep = self.upkeep_of(None)
 
     # ---- partitions that come and go
 
@@ -143,7 +175,8 @@ class Stores:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Prepared:
         """Open the stores of partitions, which nothing else has to do with until `add`. `progress(done, total)` counts
-        partitions. Not while maintenance is at work, unless by its thread. Raises DiskFull, DiskFailure."""
+        partitions. A step of maintenance that began before they were closed last has ended. Raises DiskFull,
+        DiskFailure."""
         stores: dict[SourceName, TimerStore] = {}
         for name, opening in openings.items():
             stores[name] = store = TimerStore.open(
@@ -154,31 +187,23 @@ class Stores:
             progress(len(stores), len(openings))
         return Prepared(stores)
 
-    def add(
-        self,
-        prepared: Prepared,
-        offsets: Mapping[SourceName, int],
-        log_ends: Mapping[SourceName, int],
-        *,
-        is_waited_for: bool = True,
-    ) -> None:
-        """These partitions are ours from now on, and are to catch up: `offsets` are the first expected ones. `log_ends`
-        are where the logs ended after the committed states were read: below may lie copies that another process wrote.
-        `is_waited_for`: see `is_caught_up`."""
-        new: dict[SourceName, _Entry] = {}
-        for name, store in prepared.stores.items():
-            store.start_at(offsets[name], log_ends[name])
-            lender = Lender(source=self.sources.index(*name), store=store)
-            new[name] = _Entry(name, lender, Life.CATCHING_UP, is_waited_for)
-            if self._is_intake_closed:
+    def add(self, prepared: Prepared) -> None:
+        """These partitions, with `start_at` done, are ours from now on, and catch up."""
+        if self._is_intake_closed:
+            for store in prepared.stores.values():
                 store.close_intake()
-        self._entries = dict(sorted({**self._entries, **new}.items()))
-        self.wake()
+        with self._news:
+            new = {
+                name: _Entry(name, Lender(source=self.sources.index(*name), store=store), self.run + 1)
+                for name, store in prepared.stores.items()
+            }
+            self._entries = dict(sorted({**self._entries, **new}.items()))
+            self._begin_run()
 
-    def postpone(self, names: Collection[SourceName]) -> None:
-        """These cannot be read up to their committed O for now: nothing waits for them."""
-        for name in names:
-            self._entries[name].is_waited_for = False
+    def _begin_run(self) -> None:
+        with self._news:
+            self.run += 1
+            self.wake()
 
     def close_partitions(self, names: Collection[SourceName]) -> None:
         """These are another instance's from now on; between two transactions."""
@@ -187,40 +212,57 @@ class Stores:
         self._entries = {name: entry for name, entry in self._entries.items() if name not in names}
         for entry in gone:
             entry.store.close()
-        self.wake()
+        self._begin_run()
 
     def remove_left(self, now_ms: int) -> int:
         """Remove the indexes of partitions that were left long ago; returns their number. Raises DiskFailure."""
         return self.directory.remove_left(self._entries, now_ms)
 
-    def catching_up(self) -> list[SourceName]:
-        """Those of which nothing is delivered yet."""
-        return [name for name, entry in self._entries.items() if entry.life is Life.CATCHING_UP]
+    def upkeep_of(self, names: Collection[SourceName] | None) -> Upkeep:
+        """Maintenance of some partitions (None: of all)."""
+        return Upkeep(lambda: [each.store for name, each in self._entries.items() if names is None or name in names])
 
-    def caught_up(self) -> list[SourceName]:
-        """Those of `catching_up` that are read up to their committed O."""
-        return [name for name in self.catching_up() if self._entries[name].store.is_caught_up()]
+    def in_life(self, *lives: Life) -> list[SourceName]:
+        """The partitions in one of these states."""
+        return [name for name, entry in self._entries.items() if entry.life in lives]
 
-    def go_live(self, names: Collection[SourceName]) -> list[SourceName]:
-        """Those of `names` that have caught up are delivered from now on; between two transactions."""
+    def arrive(self) -> list[SourceName]:
+        """The partitions that have caught up with their committed O since the last call deliver their commands from now
+        on; between two transactions."""
         self._must_be_between_transactions()
-        ready = [name for name in self.caught_up() if name in names]
-        for name in ready:
+        arrived = [name for name in self.in_life(Life.CATCHING_UP) if self._entries[name].store.is_caught_up()]
+        for name in arrived:
+            self._entries[name].become(Life.COMMANDS_FIRST)
+        return arrived
+
+    def go_live(self, names: Iterable[SourceName]) -> None:
+        """These partitions, which have arrived, deliver everything from now on; between two transactions."""
+        self._must_be_between_transactions()
+        for name in names:
             self._entries[name].become(Life.LIVE)
-        return ready
 
     def hold(self, sources: Collection[int]) -> None:
         """Deliver nothing of these partitions (numbers) from now on, and of all others again; between two
         transactions."""
         self._must_be_between_transactions()
-        for entry in self._entries.values():
-            if entry.life is not Life.CATCHING_UP:
-                entry.become(Life.HELD if entry.lender.source in sources else Life.LIVE)
+        for entry in self._delivered():
+            if entry.lender.source in sources:
+                entry.become(Life.HELD)
+            elif entry.life is Life.HELD:
+                entry.become(Life.COMMANDS_FIRST)
         self.wake()
 
-    def next_offsets(self) -> dict[SourceName, int]:
-        """The next expected offset of each partition."""
-        return {name: entry.store.next_offset for name, entry in self._entries.items()}
+    def read_again(self) -> None:
+        """Have partitions that were held without room read from their next offsets, once they are delivered again and
+        have room."""
+        entries = self._entries.values()
+        if any(each.since > self.run and each.life is not Life.HELD and each.store.has_room() for each in entries):
+            self._begin_run()
+
+    def next_offsets(self, run: int | None = None) -> dict[SourceName, int]:
+        """The next expected offset of each partition, or of those of which a run's rows are taken in."""
+        here = self._entries.items()
+        return {name: entry.store.next_offset for name, entry in here if run is None or entry.since <= run}
 
     def committed(self) -> dict[SourceName, Progress]:
         """The committed state of each."""
@@ -229,31 +271,52 @@ class Stores:
     # ---- ingest
 
     def append(
-        self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int, beat: Callable[[], None] = lambda: None
+        self,
+        entries: pa.Table,
+        ends: Mapping[SourceName, int],
+        now_ms: int,
+        beat: Callable[[], None] = lambda: None,
+        run: int | None = None,
     ) -> int:
-        """Take in a batch: rows of `entry.ENTRY` with their topics and partitions; `ends` are the exclusive end offsets
-        that it reaches. Rows of partitions that are not open are left out. Returns how many rows were new. Raises as
-        `TimerStore.append`."""
-        here, taken = self._entries, 0
-        reached = [(here[name], end) for name, end in ends.items() if name in here]
+        """Take in a batch of a run (None: the present one): rows of `entry.ENTRY` with their topics and partitions;
+        `ends` are the exclusive end offsets that it reaches. Rows of partitions that are not open are left out. So are
+        rows that may lie behind a gap: of partitions that have come since the run began, or that are read again.
+        Returns how many rows were new. Raises as `TimerStore.append`."""
+        taken, run = 0, self.run if run is None else run
+        here = self._entries
+        reached = [(here[name], end) for name, end in ends.items() if name in here and here[name].since <= run]
         parts = self._parts(entries)
         for entry, _ in reached:  # before the first one takes anything in: they share the room
             with self._unless_left(entry):
-                entry.store.wait_for_room(beat)
+                entry.store.wait_for_room(partial(self._must_not_wait, entry, beat))
         for entry, end in reached:
+            if entry.since > run:
+                continue
             with self._unless_left(entry):
                 batch = parts.get(entry.lender.source, _NOTHING)
-                taken += entry.store.take_in(batch, end, now_ms, beat)
+                taken += entry.store.take_in(batch, end, now_ms, partial(self._must_not_wait, entry, beat))
+                if entry.life is Life.CATCHING_UP and entry.store.is_caught_up():
+                    self.wake()
         return taken
 
     @contextmanager
     def _unless_left(self, entry: _Entry) -> Iterator[None]:
-        """A store that was closed because another instance has its partition now takes in nothing more."""
+        """A store that was closed because another instance has its partition now takes in nothing more; nor does, in
+        this run, that of a held partition without room."""
         try:
             yield
+        except _HeldWithoutRoom:
+            entry.since = self.run + 1
         except Closed:
             if self._entries.get(entry.name) is entry:
                 raise
+
+    @staticmethod
+    def _must_not_wait(entry: _Entry, beat: Callable[[], None]) -> None:
+        """Of a wait for room, which calls this again and again."""
+        beat()
+        if entry.life is Life.HELD and not entry.store.has_room():
+            raise _HeldWithoutRoom
 
     def _parts(self, entries: pa.Table) -> dict[int, Batch]:
         """A batch by partition."""
@@ -271,17 +334,12 @@ class Stores:
 
     def has_room(self) -> bool:
         """Whether `append` goes on at once."""
-        return all(entry.store.has_room() for entry in self._entries.values())
+        return all(each.life is Life.HELD or each.store.has_room() for each in self._entries.values())
 
-    def blocked_by(self) -> frozenset[SourceName]:
-        """Held partitions that leave no room for new rows."""
-        held = (entry for entry in self._entries.values() if entry.life is Life.HELD)
-        return frozenset(entry.name for entry in held if not entry.store.has_room())
-
-    def is_caught_up(self) -> bool:
-        """Whether all partitions that are waited for are ingested up to their committed O."""
-        waited_for = (entry for entry in self._entries.values() if entry.is_waited_for)
-        return all(entry.store.is_caught_up() for entry in waited_for)
+    def behind(self) -> int:
+        """The number of offsets up to the committed O of the partitions that catch up."""
+        here = self._entries.items()
+        return Prepared({name: each.store for name, each in here if each.life is Life.CATCHING_UP}).behind()
 
     # ---- dispatcher
 
@@ -289,7 +347,7 @@ class Stores:
         """Start a transaction; one at a time. `only_output`: as far as it has output, it moves nothing but the
         partitions of that. Raises Inconsistent after a change that failed, as all do that change something."""
         self._must_be_between_transactions()
-        lenders = [entry.lender for entry in self._entries.values() if entry.life is not Life.CATCHING_UP]
+        lenders = [entry.lender for entry in self._delivered()]
         self._loan = Loan(lenders, now_ms, only_output=only_output, on_end=self._end_loan)
         return self._loan
 
@@ -302,8 +360,13 @@ class Stores:
 
     def next_wakeup_ms(self) -> int | None:
         """When the next row in memory is due, or None. (In the past: at once.)"""
-        live = (entry.store.next_due_ms() for entry in self._entries.values() if entry.life is Life.LIVE)
-        return min((due_ms for due_ms in live if due_ms is not None), default=None)
+        times_ms = (entry.next_due_ms() for entry in self._entries.values())
+        return min((due_ms for due_ms in times_ms if due_ms is not None), default=None)
+
+    def has_commands(self) -> bool:
+        """Whether a partition whose messages wait for commands has one to deliver."""
+        here = self._entries
+        return any(here[name].next_due_ms() == AT_MIN for name in self.in_life(Life.COMMANDS_FIRST))
 
     def offsets_behind(self) -> bool:
         """Whether ingest is ahead of a committed O, so that a transaction would move it without rows."""
@@ -422,6 +485,10 @@ class Stores:
             entry.store.close()
         self.directory.release()
         self.wake()
+
+
+class _HeldWithoutRoom(Exception):
+    """A wait for room of a held partition, which nothing may make for long."""
 
 
 _NOTHING: Final = Batch.of(ENTRY.empty_table())

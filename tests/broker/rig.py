@@ -244,7 +244,9 @@ class Rig:
             for name, state in states.items()
         }
         offsets = {name: state.offset for name, state in states.items()}
-        self.store.add(self.store.prepare(openings, now_ms), offsets, offsets)
+        prepared = self.store.prepare(openings, now_ms)
+        prepared.start_at(offsets, offsets)
+        self.store.add(prepared)
         return self.store
 
     def add(self, entries: Sequence[dict[str, Any]], ends: Mapping[SourceName, int] | None = None) -> None:

@@ -20,7 +20,7 @@ from bridge.stores.search import SCHEMA as SCHEMA
 from bridge.stores.search import Export as Export
 from bridge.stores.search import PendingRow as PendingRow
 from bridge.stores.search import Query as Query
-from bridge.stores.stores import Opening, Prepared, Stores
+from bridge.stores.stores import Life, Opening, Prepared, Stores
 from bridge.stores.upkeep import Reading
 from tests.unit.timerstore.entries import Record, entries
 from timerstore.budget import Budgets
@@ -186,6 +186,7 @@ class ModelStores(Stores):
 
     def hold_named(self, names: Collection[SourceName]) -> None:
         self.hold([self.sources.index(*name) for name in names])
+        self.go_live(self.in_life(Life.COMMANDS_FIRST))
 
     def sources_of(self, rows: Rows) -> list[SourceName]:
         """The partition of each row that was taken."""
@@ -240,7 +241,7 @@ class ModelStores(Stores):
 
     def coming_up(self) -> list[SourceName]:
         """The partitions of which nothing is delivered until they are read up to their committed O."""
-        return self.catching_up()
+        return self.in_life(Life.CATCHING_UP)
 
     def leave(self, names: Collection[SourceName], now_ms: int) -> None:  # noqa: ARG002
         self.close_partitions(names)
@@ -284,11 +285,14 @@ class ModelStores(Stores):
 
     def start_at(self, offsets: Mapping[SourceName, int], log_ends: Mapping[SourceName, int]) -> None:
         """What was opened is read from there on."""
-        self.add(self.prepared, offsets, log_ends)
+        self.prepared.start_at(offsets, log_ends)
+        self.add(self.prepared)
 
     def join(self) -> list[SourceName]:
         """Those that have come and are read up to their committed O are delivered from now on."""
-        return self.go_live(self.caught_up())
+        arrived = self.arrive()
+        self.go_live(arrived)
+        return arrived
 
     def may_begin(self) -> bool:
         """Whether a transaction may begin: of partitions that catch up it takes nothing."""

@@ -12,6 +12,7 @@ from bridge.delivery import commands_first as module
 from bridge.delivery.commands_first import CommandsFirst
 from bridge.errors import EnvironmentFailure
 from bridge.stores.names import SourceName
+from bridge.stores.stores import Life
 from bridge.wire import headers as h
 from tests.manual_clock import ManualClock
 from tests.model.dispatch_rig import DELAY, DispatchRig
@@ -65,10 +66,10 @@ def test_commands_above_the_committed_offset_come_before_what_they_cover(rig: Di
     rig.produce(1, (h.CANCEL, "without a key"), key=None)
     came_back(rig)
     step(rig, 20)
-    assert not orders(rig) and rig.dispatcher.awaits_commands
+    assert not orders(rig) and rig.store.in_life(Life.COMMANDS_FIRST)
     rig.reads = {}
     step(rig, 30)
-    assert orders(rig) == 1 and not rig.dispatcher.awaits_commands
+    assert orders(rig) == 1 and rig.store.in_life(Life.LIVE) == [HERE, ELSEWHERE, THERE]
 
 
 def test_commands_that_are_not_read_in_time_hold_up_nothing_for_longer(rig: DispatchRig) -> None:
@@ -77,6 +78,7 @@ def test_commands_that_are_not_read_in_time_hold_up_nothing_for_longer(rig: Disp
     rig.produce(0, (h.CANCEL, "a"), key=None)
     with capture_logs() as logs:
         came_back(rig)
+        step(rig, 5)
         rig.pass_ms(1_000 * module.PATIENCE_S - 500)
         step(rig, 5)
         assert not orders(rig)
@@ -130,10 +132,10 @@ def test_ends_that_are_not_known_are_asked_for_again(rig: DispatchRig) -> None:
     first._log_ends = ends
     rig.reads = {HERE: 1}
     step(rig, 20)
-    assert ends.call_count == 2 and rig.dispatcher.awaits_commands, "the forwarded cancel is to be read"
+    assert ends.call_count == 2 and rig.store.in_life(Life.COMMANDS_FIRST), "the forwarded cancel is to be read"
     rig.reads = {}
     step(rig)
-    assert not orders(rig) and not rig.dispatcher.awaits_commands
+    assert not orders(rig) and not rig.store.in_life(Life.COMMANDS_FIRST)
 
 
 @pytest.mark.fault("a late answer of the brokers, of an earlier start")
@@ -143,20 +145,22 @@ def test_a_late_answer_does_not_count_for_a_later_start() -> None:
     ends = {HERE: 9}
     clock = ManualClock(0)
     first = CommandsFirst(clock, log_ends=lambda _: ends, run=asked.append)
-    store = mock.Mock(**{"next_offsets.return_value": {HERE: 5}, "next_wakeup_ms.return_value": None})
+    store = mock.Mock(**{"next_offsets.return_value": {HERE: 5}, "has_commands.return_value": False})
+    store.in_life.return_value = [HERE]
     for _ in range(2):
-        first.begin({HERE: 5})
-        first.committed({DELAY}, {DELAY})
-        assert first.is_to_wait(store)
+        first.begin()
+        first.expect({HERE: 5})
+        first.committed({HERE})
+        assert not first.ready(store)
     late, current = asked
     ends = {HERE: 5}
     late()
-    assert first.is_to_wait(store), "what was looked up for it is not answered"
+    assert not first.ready(store), "what was looked up for it is not answered"
     ends = {HERE: 9}
     current()
-    assert first.is_to_wait(store), "it is not read up to there"
+    assert not first.ready(store), "it is not read up to there"
     store.next_offsets.return_value = {HERE: 9}
-    assert not first.is_to_wait(store)
+    assert first.ready(store) == [HERE]
 
 
 def test_a_partition_that_joins_waits_for_its_commands_alone(rig: DispatchRig) -> None:
@@ -169,10 +173,10 @@ def test_a_partition_that_joins_waits_for_its_commands_alone(rig: DispatchRig) -
     rig.follow({HERE, ELSEWHERE, THERE})
     rig.timer(1, 10, "orders")
     step(rig, 20)
-    assert rig.followed and orders(rig) == 1 and rig.store.catching_up() == [HERE]
+    assert rig.followed and orders(rig) == 1 and rig.store.in_life(Life.COMMANDS_FIRST) == [HERE]
     rig.reads = {}
     step(rig, 30)
-    assert orders(rig) == 1 and not rig.store.catching_up()
+    assert orders(rig) == 1 and rig.store.in_life(Life.LIVE) == [HERE, ELSEWHERE, THERE]
     assert rig.store.next_wakeup_ms() in (None, AT_MIN)
 
 

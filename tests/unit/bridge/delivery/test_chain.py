@@ -24,7 +24,7 @@ from bridge.ingest.decode_records import decode_records
 from bridge.ingest.finish import Finish
 from bridge.kafka.errors import Refusal
 from bridge.stores.directory import StoreDirectory
-from bridge.stores.stores import Opening, Stores
+from bridge.stores.stores import Life, Opening, Stores
 from bridge.wire import headers as h
 from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
@@ -86,7 +86,8 @@ class Chain:
         found = directory.find(SOURCE, self.now_ms)
         opening = Opening(found=found, committed=self._committed, log_start=0)
         prepared = self._store.prepare({SOURCE: opening}, self.now_ms)
-        self._store.add(prepared, {SOURCE: prepared.resume_offsets()[SOURCE] or 0}, {SOURCE: len(self.log)})
+        prepared.start_at({SOURCE: prepared.resume_offsets()[SOURCE] or 0}, {SOURCE: len(self.log)})
+        self._store.add(prepared)
 
     def restart(self, sent_meanwhile: Callable[[], None]) -> None:
         """The bridge ends, and begins after something was sent."""
@@ -134,9 +135,9 @@ class Chain:
         self._store.upkeep.flush(self.now_ms)
 
     def transact(self) -> None:
-        if not self._store.is_caught_up():
+        self._store.go_live(self._store.arrive())
+        if not self._store.in_life(Life.LIVE):
             return
-        self._store.go_live([SOURCE])
         transaction = self._store.begin(self.now_ms)
         rows = transaction.take(self.now_ms, 5_000)
         self._planner.begin()

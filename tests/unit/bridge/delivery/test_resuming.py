@@ -127,9 +127,9 @@ def test_a_partition_that_takes_long_to_join_holds_up_no_other(tmp_path: Path) -
     """A corrupt batch below its committed offset, say. What it holds comes forward when it has joined."""
     bench = Bench(tmp_path, 10)
     bench.resume()
-    with mock.patch.object(bench.rig.stores, "catching_up", return_value=[ORDERS]):
+    with mock.patch.object(bench.rig.stores, "in_life", return_value=[ORDERS]):
         bench.resuming.look()
     assert not bench.sent
-    with mock.patch.object(bench.rig.stores, "catching_up", return_value=[("elsewhere", 0)]):
+    with mock.patch.object(bench.rig.stores, "in_life", return_value=[("elsewhere", 0)]):
         bench.resuming.look()
     assert len(bench.brought()) == 10

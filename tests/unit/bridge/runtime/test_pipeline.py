@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +25,9 @@ from bridge.runtime.restart import Restart
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.start.first_commits import SilentLogs
-from bridge.start.identity_watch import IdentityWatch, LookResult
+from bridge.start.identity_watch import IdentityWatch
 from bridge.stores.names import SourceName
+from bridge.stores.stores import Life
 from bridge.telemetry.health import Health
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
@@ -125,6 +126,7 @@ class Bench:
                 health=Health(),
                 on_fatal=mock.Mock(),
                 on_rebuild=mock.Mock(),
+                on_held=mock.Mock(),
                 hearts=mock.Mock(),
                 identity=IdentityWatch(ManualClock(now_ms=NOW_MS)),
             ),
@@ -138,11 +140,9 @@ class Bench:
         assert self.pipeline.start()
         return self.store.next_offsets()
 
-    def maintain(self) -> None:
-        """Maintenance does what it was asked for."""
-        for call in self.maintenance.ask.call_args_list:
-            assert call.args[0]()
-        self.maintenance.ask.reset_mock()
+    def live(self) -> None:
+        """All that has caught up is delivered."""
+        self.store.go_live([*self.store.arrive(), *self.store.in_life(Life.COMMANDS_FIRST)])
 
     @property
     def maintenance(self) -> mock.Mock:
@@ -211,6 +211,19 @@ def test_an_index_that_was_outrun_is_refused_where_pending_messages_may_be_gone(
         assert bench.pipeline.stop()
 
 
+@pytest.mark.fault("an upgrade with messages that are in the old index alone")
+def test_an_upgrade_that_would_lose_messages_is_refused_as_a_whole(rig: Rig) -> None:
+    """The earlier version must be able to deliver them: no partition is committed before."""
+    (rig.directory / files.CHECKPOINT).write_text("{}")
+    bench = Bench(rig)
+    bench.stand_in.more[BILLS] = {"gone_below": 9}
+    with pytest.raises(StateError, match="does not cover") as raised:
+        bench.start()
+    assert raised.value.code == "DB-4012" and "topic" not in raised.value.fields and "earlier" in raised.value.hint
+    assert not bench.dispatcher.resume.called
+    assert bench.pipeline.stop() and (rig.directory / files.CHECKPOINT).exists()
+
+
 def test_a_damaged_segment_leaves_the_decision_where_it_was(rig: Rig) -> None:
     """Whether something is lost with it depends on what Kafka has deleted: that is asked at every start until the index
     covers the partition again."""
@@ -254,7 +267,7 @@ def test_what_was_given_up_on_another_machine_is_given_up_here_too(rig: Rig) -> 
     rig.produce(ORDERS, FAR_MS)
     rig.stores = bench.store
     rig.ingest()
-    bench.store.go_live(BOTH)
+    bench.live()
     rig.deliver()
     rig.stores.flush(NOW_MS)
     assert bench.pipeline.stop()
@@ -265,18 +278,26 @@ def test_what_was_given_up_on_another_machine_is_given_up_here_too(rig: Rig) -> 
     assert again.pipeline.stop()
 
 
-def test_nothing_is_delivered_before_ingest_has_read_up_to_the_committed_offsets(rig: Rig) -> None:
-    """Then the dispatcher gets the store with the committed states."""
+def test_each_partition_is_delivered_once_it_is_read_up_to_its_committed_offset(rig: Rig) -> None:
+    """A start does not wait for it: the dispatcher gets the store with the committed states, and partitions that are
+    there already do not wait for others."""
     rig.produce(ORDERS, FAR_MS)
     rig.states[ORDERS] = replace(rig.states[ORDERS], offset=3)
     bench = Bench(rig)
     bench.stand_in.marks[ORDERS] = Watermarks(start=0, end=3)
     assert bench.start() == {ORDERS: 2, BILLS: 2}
-    assert [call[0] for call in bench.ingest.method_calls] == ["start", "catch_up"]
-    assert module.Ingest.call_args.kwargs["committed"] == {ORDERS: 3, BILLS: 2}  # type: ignore[attr-defined]
+    assert [call[0] for call in bench.ingest.method_calls] == ["begin_anew", "start"]
     [resumed] = bench.dispatcher.resume.call_args_list
-    assert resumed.args[0] is bench.store
+    assert resumed.args[0] is bench.store and resumed.args[2:] == (0, {ORDERS: 3, BILLS: 2})
     assert {name: state.offset for name, state in resumed.args[1].items()} == {ORDERS: 3, BILLS: 2}
+    assert bench.pipeline.is_catching_up() and bench.store.arrive() == [BILLS]
+    assert bench.pipeline._context.health.phase.progress == 0.0 and "delay/0" in bench.pipeline.alarms()[0]
+    rig.stores = bench.store
+    rig.ingest()
+    assert not bench.pipeline.is_catching_up() and bench.store.arrive() == [ORDERS]
+    assert not bench.pipeline.is_delivering()
+    bench.store.go_live([BILLS])
+    assert bench.pipeline.is_delivering()
     assert bench.pipeline.stop()
 
 
@@ -287,45 +308,17 @@ def test_a_corrupt_batch_below_the_committed_offset_holds_up_no_start(rig: Rig) 
     rig.states[ORDERS] = replace(rig.states[ORDERS], offset=3)
     bench = Bench(rig)
     bench.stand_in.marks[ORDERS] = Watermarks(start=0, end=3)
-
-    def catch_up(progress: Callable[[int, int], None]) -> None:
-        assert bench.pipeline._suspects is not None and bench.pipeline.store is not None
-        progress(0, 1)
-        assert not bench.pipeline.store.is_caught_up()
-        bench.pipeline._suspects._held = {ORDERS: CorruptBatch(offset=2, next=3, reason="its CRC is wrong")}
-        for _ in range(2):
-            progress(0, 1)
-        assert bench.pipeline.store.is_caught_up() and bench.pipeline.store.caught_up() == [BILLS]
-
-    made = mock.Mock(**{"catch_up.side_effect": catch_up})
-    with mock.patch.object(module, "Ingest", return_value=made):
-        assert bench.start() == {ORDERS: 2, BILLS: 2}
+    assert bench.start() == {ORDERS: 2, BILLS: 2}
+    assert bench.pipeline._suspects is not None
+    bench.pipeline._suspects._held = {ORDERS: CorruptBatch(offset=2, next=3, reason="its CRC is wrong")}
+    bench.live()
+    assert bench.store.in_life(Life.LIVE) == [BILLS] and not bench.pipeline.is_catching_up()
     assert bench.pipeline.corrupt_batches() == {ORDERS: 2} and "DB-4060" in " ".join(bench.pipeline.alarms())
     assert bench.pipeline.stop()
 
 
-def test_a_leader_that_is_lost_while_a_start_catches_up_holds_up_its_partition_alone(rig: Rig) -> None:
-    """It joins when it is read; all others are delivered."""
-    rig.produce(ORDERS, FAR_MS)
-    rig.states[ORDERS] = replace(rig.states[ORDERS], offset=3)
-    bench = Bench(rig)
-
-    def catch_up(progress: Callable[[int, int], None]) -> None:
-        progress(0, 1)
-        assert not bench.store.is_caught_up()
-        bench.pipeline._context.identity.silent = frozenset({ORDERS, ("gone", 0)})
-        for _ in range(2):
-            progress(0, 1)
-        assert bench.store.is_caught_up() and bench.store.caught_up() == [BILLS]
-
-    made = mock.Mock(**{"catch_up.side_effect": catch_up})
-    with mock.patch.object(module, "Ingest", return_value=made):
-        assert bench.start() == {ORDERS: 2, BILLS: 2}
-    assert bench.pipeline.stop()
-
-
 def test_a_start_that_is_cancelled_delivers_nothing(rig: Rig) -> None:
-    """The assignment has changed while it caught up: the dispatcher is not started."""
+    """A revocation or a stop came while its stores were opened: the dispatcher gets nothing."""
     bench = Bench(rig)
     rig.stores.close()
 
@@ -399,14 +392,13 @@ def running(rig: Rig) -> Bench:
     """A pipeline of both partitions that follows the assignment."""
     bench = Bench(rig)
     bench.start()
-    bench.store.go_live(BOTH)
-    bench.ingest.join.side_effect = lambda committed, add, wait_s: add()
+    bench.live()
     return bench
 
 
 def test_a_partition_that_goes_leaves_the_others_where_they_are(rig: Rig) -> None:
-    """It is flushed, the open transaction ends, and the dispatcher goes on without it from the same store; what was
-    pending of it is counted no more."""
+    """It alone is flushed, the open transaction ends, and the dispatcher goes on without it from the same store; what
+    was pending of it is counted no more."""
     bench = running(rig)
     order = mock.Mock()
     order.attach_mock(bench.maintenance.flush_now, "flush")
@@ -417,9 +409,9 @@ def test_a_partition_that_goes_leaves_the_others_where_they_are(rig: Rig) -> Non
     assert bench.pipeline.give_up(frozenset({BILLS}), 1)
     assert [call[0] for call in order.mock_calls] == ["flush", "quiesce", "go_on"]
     bench.dispatcher.go_on_without.assert_called_once_with({BILLS}, 1)
-    bench.ingest.give_up.assert_called_once_with({BILLS})
+    bench.ingest.begin_anew.assert_called_with({BILLS})
+    bench.maintenance.flush_now.assert_called_once_with(module.FLUSH_S, {BILLS})
     assert bench.store is store and store.next_offsets() == {ORDERS: 2}
-    bench.maintain()
     assert store.stats().pending == 2
     assert bench.pipeline.follow(frozenset({ORDERS}), member(frozenset({ORDERS}), 1)), "that is what it has"
     assert bench.pipeline.stop()
@@ -433,18 +425,20 @@ def test_a_partition_that_comes_joins_the_open_store(rig: Rig) -> None:
     rig.produce(BILLS, FAR_MS)
     rig.states[BILLS] = replace(rig.states[BILLS], offset=3)
     bench.stand_in.marks[BILLS] = Watermarks(start=0, end=3)
+    bench.maintenance.pass_step.return_value = False
     assert bench.pipeline.follow(BOTH, member(BOTH, 1))
-    assert bench.store.next_offsets() == {ORDERS: 2}, "maintenance has not looked yet"
-    bench.maintain()
+    assert bench.store.next_offsets() == {ORDERS: 2}, "a step of maintenance may still write to its directory"
+    assert bench.pipeline._context.on_held.called  # type: ignore[attr-defined]
+    bench.maintenance.pass_step.return_value = True
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
     assert bench.store.next_offsets() == {ORDERS: 2, BILLS: 2}
-    assert bench.ingest.join.call_args.args[0] == {BILLS: 3}
+    bench.ingest.begin_anew.assert_called_with()
     [expected] = bench.dispatcher.expect.call_args_list
     assert {name: state.offset for name, state in expected.args[0].items()} == {BILLS: 3}
-    assert bench.store.is_caught_up() and bench.store.catching_up() == [BILLS]
+    assert bench.store.in_life(Life.CATCHING_UP) == [BILLS] and not bench.pipeline.is_catching_up()
     assert "delay/1" in bench.pipeline.alarms()[0]
     assert bench.store.stats().pending == 4
-    assert bench.pipeline.follow(BOTH, member(BOTH, 1)), "once"
-    assert not bench.maintenance.ask.called
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1)) and bench.dispatcher.expect.call_count == 1, "once"
     assert bench.pipeline.stop()
 
 
@@ -452,15 +446,18 @@ def test_a_partition_that_goes_again_before_it_has_come_does_not_come(rig: Rig) 
     """It was planned on committed states that another instance moves on meanwhile."""
     bench = running(rig)
     assert bench.pipeline.give_up(frozenset({BILLS}), 1)
-    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
-    assert bench.pipeline.give_up(frozenset({BILLS}), 2)
-    bench.maintain()
+    prepare = bench.store.prepare
+
+    def revoked(*args: Any) -> Any:
+        assert bench.pipeline.give_up(frozenset({BILLS}), 2)
+        return prepare(*args)
+
+    with mock.patch.object(bench.store, "prepare", revoked):
+        assert bench.pipeline.follow(BOTH, member(BOTH, 1))
     assert bench.store.next_offsets() == {ORDERS: 2} and not bench.dispatcher.expect.called
     assert bench.pipeline.follow(BOTH, member(BOTH, 1)), "sampled before the revocation: no news"
-    bench.maintain()
     assert bench.store.next_offsets() == {ORDERS: 2}
     assert bench.pipeline.follow(BOTH, member(BOTH, 2))
-    bench.maintain()
     assert bench.store.next_offsets() == {ORDERS: 2, BILLS: 2}
     assert bench.pipeline.stop()
 
@@ -470,7 +467,7 @@ def test_a_revocation_during_the_flush_for_another_one_stays_counted(rig: Rig) -
     before, the dispatcher would take each of its transactions for one of an old assignment, and hold itself."""
     bench = running(rig)
 
-    def revocation(_: float) -> bool:
+    def revocation(*_: object) -> bool:
         bench.maintenance.flush_now.side_effect = None
         return bench.pipeline.give_up(frozenset({("delay", 2)}), 1)
 
@@ -536,7 +533,6 @@ def test_a_partition_that_comes_with_an_outdated_index_is_read_again(rig: Rig) -
     assert bench.pipeline.give_up(frozenset({BILLS}), 1)
     rig.states[BILLS] = replace(rig.states[BILLS], offset=1)
     assert bench.pipeline.follow(BOTH, member(BOTH, 1))
-    bench.maintain()
     assert bench.store.next_offsets() == {ORDERS: 2, BILLS: 0}
     assert bench.store.stats().pending == 2
     assert bench.pipeline.stop()
@@ -560,12 +556,12 @@ def test_a_rebalance_waits_for_a_slow_disk_as_long_as_the_group_does(
 
 
 def test_a_log_that_was_cut_is_read_again_beside_the_others(rig: Rig) -> None:
-    """The others have been delivered, and go on before that partition is read up to its committed offset."""
+    """The others go on before that partition is read up to its committed offset."""
     rig.cut(BILLS, 1)
     bench = Bench(rig)
     bench.stand_in.marks[BILLS] = Watermarks(start=0, end=1)
     assert bench.start() == {ORDERS: 2, BILLS: 0}
-    assert bench.store.is_caught_up() and bench.store.caught_up() == [ORDERS]
+    assert bench.store.arrive() == [ORDERS]
     assert bench.pipeline.stop()
 
 
@@ -601,14 +597,13 @@ def test_a_partition_that_comes_back_with_a_cut_is_read_again(rig: Rig) -> None:
     rig.states[BILLS] = replace(rig.states[BILLS], offset=3)
     bench.stand_in.marks[BILLS] = Watermarks(start=0, end=3)
     assert bench.pipeline.follow(BOTH, member(BOTH, 1))
-    bench.maintain()
     assert bench.store.next_offsets() == {ORDERS: 2, BILLS: 0}
     assert bench.store.stats().pending == 2, "what is here from above the cut is in no log any more"
     assert bench.pipeline.stop()
 
 
 def test_a_log_that_was_cut_before_a_start_is_not_delivered_from(rig: Rig) -> None:
-    """It is held, and another pipeline is asked for."""
+    """It is held, and the others are started without it."""
     bench = Bench(rig)
     rig.stores.close()
     bench.stand_in.marks[BILLS] = Watermarks(start=0, end=1, epoch=2)
@@ -616,26 +611,5 @@ def test_a_log_that_was_cut_before_a_start_is_not_delivered_from(rig: Rig) -> No
     assert not bench.pipeline.start()
     context = bench.pipeline._context
     assert context.identity.without(BOTH) == {ORDERS}
-    assert context.on_rebuild.called and not bench.dispatcher.resume.called  # type: ignore[attr-defined]
-    assert bench.pipeline.stop()
-
-
-@pytest.mark.fault("a log that is cut while a start catches up")
-def test_a_log_that_is_cut_while_a_start_catches_up_ends_that_start(rig: Rig) -> None:
-    """Logs are watched during the start: no start waits for records that the log has lost."""
-    bench = Bench(rig)
-    context = bench.pipeline._context
-    changes = [LookResult.NONE, LookResult.HELD]
-    object.__setattr__(context, "look", lambda: changes.pop(0))
-
-    def catch_up(progress: Callable[[int, int], None]) -> None:
-        for _ in range(2):
-            assert not bench.pipeline._cancelled.is_set()
-            progress(0, 1)
-        assert bench.pipeline._cancelled.is_set()
-
-    rig.stores.close()
-    with mock.patch.object(module, "Ingest", return_value=mock.Mock(**{"catch_up.side_effect": catch_up})):
-        assert not bench.pipeline.start()
-    assert not bench.dispatcher.resume.called
+    assert context.on_held.called and not bench.dispatcher.resume.called  # type: ignore[attr-defined]
     assert bench.pipeline.stop()

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bridge.stores.stores import Life
+from bridge.stores.stores import TRANSITIONS, Life
 from dev.harness.waiting import wait_until
 from tests.model.stores import State, batch
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, RETRY, Rig
 from tests.unit.timerstore.entries import Record
 from timerstore.errors import Closed, Misuse
 from timerstore.limits import Limits
+from timerstore.rows.position import AT_MIN
 
 FAR_MS = NOW_MS + 36_000_000
 
@@ -67,23 +68,87 @@ def test_an_intake_that_is_closed_ends_a_batch(tmp_path: Path) -> None:
     assert rig.stores.has_room()
 
 
+@pytest.mark.fault("a partition that takes no writes, and leaves no room")
+def test_a_held_partition_without_room_stalls_no_other(tmp_path: Path) -> None:
+    """Batches pass over a held partition without room. Once it is released and has room, it is read again from its next
+    offset: nothing in between is missing."""
+    rig = flooded(tmp_path)
+    run = rig.stores.run
+    rig.stores.hold_named([ORDERS])
+    assert rig.stores.has_room()
+    for _ in range(2):
+        rig.produce(ORDERS, FAR_MS)
+        rig.produce(BILLS, FAR_MS)
+        assert rig.ingest() == 1
+    assert rig.stores.next_offsets() == {ORDERS: 2_000, BILLS: 2, RETRY: 0}
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    rig.stores.read_again()
+    assert rig.stores.next_offsets(run).keys() == {BILLS, RETRY} and rig.ingest() == 0, "it is still held"
+    rig.stores.hold_named([])
+    rig.stores.read_again()
+    assert rig.stores.run > run and rig.ingest() == 2
+    assert rig.stores.next_offsets() == {ORDERS: 2_002, BILLS: 2, RETRY: 0}
+
+
 def test_a_partition_lives_by_the_table(tmp_path: Path) -> None:
-    """Nothing is delivered before it is caught up; held ones are released; no other change is possible."""
+    """Nothing is delivered before it is caught up, and then commands first; held ones are released; no other change is
+    possible."""
     rig = Rig(tmp_path)
     rig.produce(BILLS, NOW_MS)
     rig.ingest()
     rig.deliver()
     rig.reopen()
-    assert rig.stores.catching_up() == [BILLS] and rig.stores.caught_up() == []
+    assert rig.stores.in_life(Life.CATCHING_UP) == [BILLS] and rig.stores.arrive() == []
     assert len(rig.stores.begin(NOW_MS).take(NOW_MS, 10)) == 0
     rig.stores._end_loan()
     rig.ingest()
-    assert rig.stores.go_live([BILLS]) == [BILLS] and rig.stores.catching_up() == []
+    assert rig.stores.arrive() == [BILLS] and rig.stores.next_wakeup_ms() is None
+    for before in Life:
+        for after in Life:
+            entry = rig.stores._entries[BILLS]
+            entry.life = before
+            if before is after or (before, after) in TRANSITIONS:
+                entry.become(after)
+                assert entry.life is after
+            else:
+                with pytest.raises(Misuse):
+                    entry.become(after)
+
+
+@pytest.mark.fault("rows behind a gap, of a partition that has come back")
+def test_late_rows_of_an_earlier_run_are_left_out(tmp_path: Path) -> None:
+    """A partition that goes and comes back further back takes in nothing that a reader sent before: the records in
+    between would be lost. Partitions that stay lose nothing."""
+    rig = Rig(tmp_path)
+    rig.produce(ORDERS, FAR_MS, FAR_MS)
+    rig.produce(BILLS, FAR_MS, FAR_MS)
+    run, records = rig.stores.run, [Record(*ORDERS, 0, FAR_MS), Record(*BILLS, 1, FAR_MS)]
+    rig.stores.close_partitions([BILLS])
+    rig.stores.coming({BILLS: State()}, {}, {})
+    rig.stores.start_at({BILLS: 0}, {BILLS: 2})
+    assert rig.stores.next_offsets(run).keys() == {ORDERS, RETRY}
+    assert rig.stores.append(batch(records), {ORDERS: 1, BILLS: 2}, NOW_MS, run=run) == 1
+    assert rig.stores.next_offsets() == {ORDERS: 1, BILLS: 0, RETRY: 0}
+    rig.ingest()
+    assert rig.stores.next_offsets() == {ORDERS: 2, BILLS: 2, RETRY: 0} and rig.stores.stats().pending == 4
+
+
+def test_of_a_partition_whose_commands_come_first_nothing_else_is_taken(tmp_path: Path) -> None:
+    """Rows of all others are, in the same transaction; a held partition that is released is looked at again."""
+    rig = Rig(tmp_path)
+    rig.load()
+    for name in (ORDERS, BILLS):
+        rig.produce(name, NOW_MS, None)
+    rig.ingest()
     entry = rig.stores._entries[BILLS]
-    for life in (Life.HELD, Life.LIVE, Life.HELD):
+    for life in (Life.HELD, Life.COMMANDS_FIRST):
         entry.become(life)
-    with pytest.raises(Misuse):
-        entry.become(Life.CATCHING_UP)
+    assert rig.stores.has_commands() and rig.stores.next_wakeup_ms() == AT_MIN
+    assert rig.deliver() == [(AT_MIN, ORDERS, 1), (AT_MIN, BILLS, 1), (NOW_MS, ORDERS, 0)]
+    assert not rig.stores.has_commands() and rig.stores.next_wakeup_ms() is None
+    rig.stores.go_live([BILLS])
+    assert rig.deliver() == [(NOW_MS, BILLS, 0)]
 
 
 def test_a_partition_that_comes_to_a_closed_intake_takes_nothing_in(tmp_path: Path) -> None:
