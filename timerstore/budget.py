@@ -26,27 +26,33 @@ class Budget:
         self._total = total
         self._used: dict[object, Callable[[], int]] = {}
         """Replaced, never changed."""
+        self.guaranteed = 0
+        """The least that a store may have now."""
+        self._share({})
+
+    def _share(self, used: dict[object, Callable[[], int]]) -> None:
+        self._used = used
+        self.guaranteed = (self._total - self._total // 2) // max(1, len(used))
 
     def join(self, store: object, used: Callable[[], int]) -> None:
         """A store shares in it; `used` says how much it has."""
-        self._used = {**self._used, store: used}
+        self._share({**self._used, store: used})
 
     def leave(self, store: object) -> None:
         """A store is closed."""
-        self._used = {each: used for each, used in self._used.items() if each is not store}
+        self._share({each: used for each, used in self._used.items() if each is not store})
 
     def has_room(self, store: object) -> bool:
         """Whether a store may have more than it has."""
+        return not self.is_used(store)
+
+    def is_used(self, store: object, part: float = 1.0) -> bool:
+        """Whether a store has as much as it may have, or a part of that."""
         used = self._used.get(store)
         if used is None:
-            return True
+            return False
         now = used()
-        return now < self.guaranteed or now < self.allowed(store)
-
-    @property
-    def guaranteed(self) -> int:
-        """The least that a store may have now; quick."""
-        return (self._total - self._total // 2) // max(1, len(self._used))
+        return now >= part * self.guaranteed and now >= part * self.allowed(store)
 
     def allowed(self, store: object) -> int:
         """How much a store may have now."""

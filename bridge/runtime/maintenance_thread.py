@@ -132,8 +132,7 @@ class MaintenanceThread:
         flushed = self._flush_due()
         if not (loaded or flushed or self.disk_is_full):
             self._compact()
-        stats = self._store.stats()
-        busy = loaded or flushed or stats.memtable_bytes or stats.segments or self._asked
+        busy = loaded or flushed or self._asked or self._store.upkeep.has_rows()
         return 0.0 if loaded else BUSY_WAIT_S if busy else IDLE_WAIT_S
 
     def _do_asked(self) -> None:
@@ -172,7 +171,7 @@ class MaintenanceThread:
             return
         self._beat(self._compact_budget_s)
         upkeep = self._store.upkeep
-        segments = self._store.stats().segments
+        segments = upkeep.segments()
         try:
             reading = upkeep.next_compaction(self._clock.now_ms())
             if reading is not None:
@@ -186,7 +185,7 @@ class MaintenanceThread:
         if reading is not None:
             self._metrics.compaction.observe(self._clock.monotonic_s() - began_s)
             return
-        left = self._store.stats().segments
+        left = upkeep.segments()
         if left != segments:
             log.info("segments-compacted", before=segments, after=left)
         else:

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from bridge.stores.names import OFFSET_BITS, offsets_of, sources_of
 from timerstore.cancels.commands import Decided
+from timerstore.memory.chunks import joined
 from timerstore.operations.transaction import Due, Taken, Transaction
 from timerstore.rows.entry import NO_PAYLOAD
 from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position, Progress, end_of
@@ -277,5 +278,5 @@ def _merged(parts: Sequence[tuple[int, Taken]]) -> Rows:
     offset = np.concatenate([taken.offset for _, taken in parts])
     is_late = np.concatenate([np.arange(len(taken)) < taken.overtaken for _, taken in parts])
     order = np.lexsort((offset, numbers, np.where(is_late, AT_MIN, at), ~is_late))
-    payload = pa.concat_batches([taken.payload for _, taken in parts]).take(pa.array(order))
+    payload = joined([piece for _, taken in parts for piece in taken.pieces]).take(pa.array(order))
     return Rows(at=at[order], source=numbers[order], offset=offset[order], payload=payload)

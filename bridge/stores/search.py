@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from bridge.stores.names import NamedPosition, SourceName
 from timerstore.operations import export as of_log
 from timerstore.operations.find import ORIGINALS_MAX, Count, FoundRow, LogQuery
-from timerstore.rows.position import ORIGIN, Int64s, Position, Positions
+from timerstore.rows.position import ORIGIN, Int64s, Position, Positions, end_of
 from timerstore.store import TimerStore
 
 Stores = Mapping[SourceName, TimerStore]
@@ -75,12 +75,12 @@ class Originals:
 def page(stores: Stores, query: Query, now_ms: int, after: NamedPosition | None, limit: int, *, bulky: bool) -> Page:
     """The first rows that fit, of those behind a cursor."""
     found: list[PendingRow] = []
-    ends: list[NamedPosition] = []
+    bounds = _Bounds(limit)
     for name, store, mine in _asked(stores, query):
-        page = store.find(mine, now_ms, after=_after(name, after), limit=limit, bulky=bulky)
+        page = store.find(bounds.narrowed(mine), now_ms, after=_after(name, after), limit=limit, bulky=bulky)
         found += (_named(name, row) for row in page.rows)
-        ends += [] if page.next is None else [_placed(name, page.next)]
-    end = min(ends, default=None)
+        bounds.add(name, np.array([row.at_ms for row in page.rows], np.int64), page.next)
+    end = bounds.end()
     found.sort(key=_place)
     rows = [row for row in found if end is None or _place(row) <= end]
     if len(rows) > limit:
@@ -92,13 +92,13 @@ def originals(
     stores: Stores, query: Query, now_ms: int, after: NamedPosition | None, limit: int = ORIGINALS_MAX
 ) -> Originals:
     """As `page`, only where the messages came from and when they are due."""
-    names, parts, ends = [], [], list[NamedPosition]()
+    names, parts, bounds = [], [], _Bounds(limit)
     for name, store, mine in _asked(stores, query):
-        part = store.find_originals(mine, now_ms, after=_after(name, after), limit=limit)
+        part = store.find_originals(bounds.narrowed(mine), now_ms, after=_after(name, after), limit=limit)
         names.append(name)
         parts.append(part)
-        ends += [] if part.next is None else [_placed(name, part.next)]
-    end = min(ends, default=None)
+        bounds.add(name, part.at, part.next)
+    end = bounds.end()
     order = sorted(range(len(names)), key=names.__getitem__)
     names, parts = [names[i] for i in order], [parts[i] for i in order]
     number = np.repeat(np.arange(len(parts)), [len(part.at) for part in parts])
@@ -106,8 +106,8 @@ def originals(
     offset = np.concatenate([np.empty(0, np.int64), *(part.offset for part in parts)])
     by_position = np.lexsort((offset, number, at))
     if end is not None:
-        bounds = [_after(name, end) for name in names]
-        is_in = [Positions(part.at, part.offset).at_or_below(bound) for part, bound in zip(parts, bounds, strict=True)]
+        upto = [_after(name, end) for name in names]
+        is_in = [Positions(part.at, part.offset).at_or_below(bound) for part, bound in zip(parts, upto, strict=True)]
         by_position = by_position[np.concatenate([np.empty(0, np.bool_), *is_in])[by_position]]
     if len(by_position) > limit:
         by_position = by_position[:limit]
@@ -172,6 +172,38 @@ def _with_names(name: SourceName, batch: pa.RecordBatch) -> pa.RecordBatch:
     origin = pc.cast(batch.column("origin"), pa.string())
     columns["origin"] = pc.binary_join_element_wise(f"{topic}/{partition}", origin, "/")
     return pa.RecordBatch.from_arrays([columns[each] for each in SCHEMA.names], schema=SCHEMA)
+
+
+class _Bounds:
+    """The end of the known rows of each store. With `limit` rows at hand, later rows of the other stores need not be
+    read."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._first = np.empty(0, np.int64)
+        self._last_ms: int | None = None
+        self._ends: list[NamedPosition] = []
+
+    def narrowed(self, query: LogQuery) -> LogQuery:
+        """A query without rows behind the last wanted row of the stores so far."""
+        if self._last_ms is None:
+            return query
+        until_ms = self._last_ms + 1
+        return replace(query, at_until_ms=until_ms if query.at_until_ms is None else min(query.at_until_ms, until_ms))
+
+    def add(self, name: SourceName, at: Int64s, end: Position | None) -> None:
+        """The next store has rows at these times, up to a cursor."""
+        if end is None and self._last_ms is not None:
+            end = end_of(self._last_ms)
+        if end is not None:
+            self._ends.append(_placed(name, end))
+        self._first = np.sort(np.concatenate([self._first, at]))[: self._limit]
+        if len(self._first) == self._limit:
+            self._last_ms = int(self._first[-1])
+
+    def end(self) -> NamedPosition | None:
+        """The last position up to which the rows of all stores are known; None: the end."""
+        return min(self._ends, default=None)
 
 
 def _asked(stores: Stores, query: Query) -> Iterator[tuple[SourceName, TimerStore, LogQuery]]:

@@ -287,8 +287,9 @@ class Stores:
         reached = [(here[name], end) for name, end in ends.items() if name in here and here[name].since <= run]
         parts = self._parts(entries)
         for entry, _ in reached:  # before the first one takes anything in: they share the room
-            with self._unless_left(entry):
-                entry.store.wait_for_room(partial(self._must_not_wait, entry, beat))
+            if not entry.store.has_room():
+                with self._unless_left(entry):
+                    entry.store.wait_for_room(partial(self._must_not_wait, entry, beat))
         for entry, end in reached:
             if entry.since > run:
                 continue
@@ -324,13 +325,13 @@ class Stores:
             return {}
         source = self.sources.of_columns(entries.column("topic"), entries.column("partition"))
         rows = select(entries)
-        order = np.lexsort((rows.offset, rows.at, source))
-        if (np.diff(order) != 1).any():
-            entries, rows, source = entries.take(pa.array(order)), rows[order], source[order]
-        whole = Batch.sorted(rows, payload_of(entries))
-        begins = np.flatnonzero(np.r_[True, source[1:] != source[:-1]])
-        ends = [*begins[1:].tolist(), len(source)]
-        return {int(source[begin]): whole.part(begin, end) for begin, end in zip(begins.tolist(), ends, strict=True)}
+        payload, order = payload_of(entries), np.lexsort((rows.offset, rows.at, source))
+        if (order[1:] < order[:-1]).any():
+            payload, rows, source = payload.take(pa.array(order)), rows[order], source[order]
+        whole = Batch.sorted(rows, payload)
+        begins = [0, *(np.flatnonzero(source[1:] != source[:-1]) + 1).tolist()]
+        ends = [*begins[1:], len(source)]
+        return {int(source[begin]): whole.part(begin, end) for begin, end in zip(begins, ends, strict=True)}
 
     def has_room(self) -> bool:
         """Whether `append` goes on at once."""

@@ -34,7 +34,8 @@ class Upkeep:
 
     def next_window(self, now_ms: int) -> Reading | None:
         """The next window to read: of the store whose frontier lies furthest behind."""
-        for store in sorted(self._stores(), key=lambda each: each.state.resident.frontier):
+        behind = [each for each in self._stores() if each.wheel.is_behind(now_ms)]
+        for store in sorted(behind, key=lambda each: each.state.resident.frontier):
             window = store.wheel.next_window(now_ms)
             if window is not None:
                 return Reading(store=store, window=window)
@@ -43,6 +44,14 @@ class Upkeep:
     def admit(self, reading: Reading, entries: pa.Table) -> bool:
         """See `TimerWheel.admit`."""
         return reading.store.wheel.admit(reading.window, entries)
+
+    def has_rows(self) -> bool:
+        """Whether any has rows beyond its ready ones."""
+        return any(len(each.state.timerlog) or each.state.resident.memtable_bytes for each in self._stores())
+
+    def segments(self) -> int:
+        """The number of segments of all."""
+        return sum(len(each.state.timerlog) for each in self._stores())
 
     def flush_due(self, now_ms: int) -> bool:
         """Whether a flush of any is worth while."""

@@ -15,8 +15,6 @@ from timerstore.memory.sorted_runs import RowRefs, select
 from timerstore.rows.entry import Kind, payload_of
 from timerstore.rows.position import Bools
 
-PLAIN: tuple[int, int] = (Kind.TIMER, Kind.REJECT)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
@@ -38,9 +36,9 @@ class Batch:
     def sorted(cls, rows: RowRefs, payload: pa.RecordBatch) -> Batch:
         """Of rows with their payloads one by one."""
         count = len(rows)
-        kind, origin, ids = (payload.column(name) for name in ("kind", "origin", "id"))
-        is_plain = ids.null_count == count and bool(
-            (np.isin(kind.to_numpy(), PLAIN) & (origin.to_numpy() == rows.offset)).all()
+        kind, origin = (payload.column(name).to_numpy() for name in ("kind", "origin"))
+        is_plain = payload.column("id").null_count == count and bool(
+            (((kind == Kind.TIMER) | (kind == Kind.REJECT)) & (origin == rows.offset)).all()
         )
         index = np.arange(count, dtype=np.int32)
         size = -(-payload.nbytes // max(1, count))
@@ -48,6 +46,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def bytes(self) -> int:
+        """Of the rows, about."""
+        return self.row_bytes * len(self.rows)
 
     def part(self, begin: int, end: int) -> Batch:
         """The rows from one to another."""

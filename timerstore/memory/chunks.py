@@ -7,6 +7,8 @@ question about many rows (their bytes) is one indexing operation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -94,7 +96,7 @@ class Chunks:
 
     def payloads(self, chunk: npt.NDArray[np.int32]) -> dict[int, pa.RecordBatch]:
         """The payloads of all chunks that occur, held by the caller for as long as it needs them."""
-        return {c: self._payload[c] for c in np.unique(chunk).tolist()}
+        return {c: self._payload[c] for c in set(chunk.tolist())}
 
     def timestamps(self, chunk: npt.NDArray[np.int32], row: npt.NDArray[np.int32]) -> Int64s:
         """The records' timestamps (ms, int64[n]) of row references."""
@@ -115,15 +117,26 @@ def materialize(
     payloads: dict[int, pa.RecordBatch], chunk: npt.NDArray[np.int32], row: npt.NDArray[np.int32]
 ) -> pa.RecordBatch:
     """The payload of the given row references, in their order, as one record batch of `PAYLOAD`."""
+    return joined(pieces_of(payloads, chunk, row))
+
+
+def joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches of `PAYLOAD` as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.concat_batches(pieces) if pieces else NO_PAYLOAD
+
+
+def pieces_of(
+    payloads: dict[int, pa.RecordBatch], chunk: npt.NDArray[np.int32], row: npt.NDArray[np.int32]
+) -> list[pa.RecordBatch]:
+    """As `materialize`, in several batches."""
     if len(chunk) == 0:
-        return NO_PAYLOAD
-    if chunk[0] == chunk[-1] and (chunk == chunk[0]).all():
-        return rows_of_payload(payloads[int(chunk[0])], row)
-    begins = np.flatnonzero(np.r_[True, chunk[1:] != chunk[:-1]])
+        return []
+    begins = [0, *(np.flatnonzero(chunk[1:] != chunk[:-1]) + 1).tolist()]
     if len(begins) <= FEW_STRETCHES:
-        ends = np.r_[begins[1:], len(chunk)]
-        stretches = zip(begins.tolist(), ends.tolist(), strict=True)
-        return pa.concat_batches([rows_of_payload(payloads[int(chunk[b])], row[b:e]) for b, e in stretches])
+        stretches = zip(begins, [*begins[1:], len(chunk)], strict=True)
+        return [rows_of_payload(payloads[int(chunk[b])], row[b:e]) for b, e in stretches]
     by_chunk = np.argsort(chunk, kind="stable")
     ids = chunk[by_chunk]
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
@@ -132,7 +145,7 @@ def materialize(
     gathered = pa.concat_batches(pieces)
     inverse = np.empty(len(by_chunk), dtype=np.int64)
     inverse[by_chunk] = np.arange(len(by_chunk))
-    return gathered.take(pa.array(inverse))
+    return [gathered.take(pa.array(inverse))]
 
 
 def rows_of_payload(payload: pa.RecordBatch, row: npt.NDArray[np.int32]) -> pa.RecordBatch:

@@ -33,6 +33,8 @@ class Overtaken:
 
     def count_due(self, now_ms: int) -> int:
         """How many rows lie in front of the first one that is not due."""
+        if not len(self):
+            return 0
         early = np.flatnonzero(self._rows.at > now_ms)
         # Two rows may share an offset (a cancel and the timer that takes its target's place): O passes both or none.
         return int(np.searchsorted(self._rows.offset, self._rows.offset[early[0]])) if len(early) else len(self)

@@ -11,7 +11,7 @@ its cancel is read (cancels.py), nowhere else; after a restart they are counted 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -164,7 +164,7 @@ class PendingHistogram:
             del self._pages[page], self._page_total[page]
 
 
-UNCOUNTED_PARTS: Final = 64
+UNCOUNTED_PIECES: Final = 64
 UNCOUNTED_ROWS: Final = 4_096
 """So much is left uncounted: it keeps the batches that it came in."""
 
@@ -173,33 +173,36 @@ class _Uncounted:
     """Timers that are to be counted together: a count costs as much for a row as for a thousand."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Int64s, pa.RecordBatch, Bools | None]] = []
-        self._rows = 0
+        self._parts: list[tuple[Int64s, Sequence[pa.RecordBatch], Bools | None]] = []
+        self._pieces = self._rows = 0
 
     @property
     def is_full(self) -> bool:
-        return len(self._parts) >= UNCOUNTED_PARTS or self._rows >= UNCOUNTED_ROWS
+        return self._pieces >= UNCOUNTED_PIECES or self._rows >= UNCOUNTED_ROWS
 
-    def add(self, at: Int64s, payload: pa.RecordBatch, left_out: Bools | None) -> None:
+    def add(self, at: Int64s, pieces: Sequence[pa.RecordBatch], left_out: Bools | None) -> None:
         if len(at):
-            self._parts.append((at, payload, left_out))
+            self._parts.append((at, pieces, left_out))
+            self._pieces += len(pieces)
             self._rows += len(at)
 
     def pop(self) -> Iterator[Tally]:
         """All of them, counted; they are gone from here."""
         if self._parts:
-            parts, self._parts, self._rows = self._parts, [], 0
+            parts, self._parts, self._pieces, self._rows = self._parts, [], 0, 0
             at = np.concatenate([each for each, _, _ in parts])
-            payload = pa.Table.from_batches([each.select(TALLIED) for _, each, _ in parts]).combine_chunks()
+            columns = [each.select(TALLIED) for _, pieces, _ in parts for each in pieces]
+            payload = pa.Table.from_batches(columns).combine_chunks()
             none = [np.zeros(len(each), np.bool_) if mask is None else mask for each, _, mask in parts]
             yield tally_timers(at, payload, np.concatenate(none))
 
 
 class Pending:
     """Pending timers; what is due before `since_ms` is counted in one slot. A name is forgotten when none of it is
-    pending."""
+    pending. `settle` has rows added that are not yet."""
 
-    def __init__(self, since_ms: int) -> None:
+    def __init__(self, since_ms: int, settle: Callable[[], None] = lambda: None) -> None:
+        self._settle = settle
         self._histogram = PendingHistogram(since_ms)
         self._by_target: dict[str, int] = {}
         self._added, self._removed = _Uncounted(), _Uncounted()
@@ -211,20 +214,24 @@ class Pending:
     @property
     def histogram(self) -> PendingHistogram:
         """Of all that is pending."""
-        self._count()
+        self._look()
         return self._histogram
 
     def add_rows(self, at: Int64s, payload: pa.RecordBatch, left_out: Bools | None = None) -> None:
         """Timers among rows of `entry.PAYLOAD`, without those of a mask: they are counted later, many at once."""
-        self._added.add(at, payload, left_out)
+        self._added.add(at, [payload], left_out)
         if self._added.is_full:
             self._count()
 
-    def remove_rows(self, at: Int64s, payload: pa.RecordBatch) -> None:
+    def remove_rows(self, at: Int64s, pieces: Sequence[pa.RecordBatch]) -> None:
         """Timers that were added before; likewise."""
-        self._removed.add(at, payload, None)
+        self._removed.add(at, pieces, None)
         if self._removed.is_full:
             self._count()
+
+    def _look(self) -> None:
+        self._settle()
+        self._count()
 
     def _count(self) -> None:
         for timers in self._added.pop():
@@ -235,12 +242,12 @@ class Pending:
     @property
     def is_by_target(self) -> bool:
         """Whether each target's count is its own: not once some were counted together, until nothing is pending."""
-        self._count()
+        self._look()
         return self._is_by_target
 
     def by_target(self) -> dict[str, int]:
         """Pending timers by target; the delay topic's default target is the empty string."""
-        self._count()
+        self._look()
         counts: dict[str, int] = {}
         for label, count in self._by_target.items():
             name = label.removesuffix(RECURS)
@@ -249,17 +256,17 @@ class Pending:
 
     def recurring(self) -> int:
         """Pending timers that recur: one for each schedule. Of targets that are counted together none is told apart."""
-        self._count()
+        self._look()
         return sum(count for label, count in self._by_target.items() if label.endswith(RECURS))
 
     def add(self, timers: Tally) -> None:
         """Timers that are counted."""
-        self._count()
+        self._look()
         self._add(timers)
 
     def remove(self, timers: Tally) -> None:
         """Timers that were added before, and are counted."""
-        self._count()
+        self._look()
         self._remove(timers)
 
     def _add(self, timers: Tally) -> None:

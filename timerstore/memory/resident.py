@@ -8,20 +8,25 @@ over it.
     ready      above P, at or below the loaded frontier L: every pending row there is resident
     memtable   above L, and not in a segment yet
 
-A row is *stored*, in a segment that the checkpoint names, exactly when its offset lies below O_c.
+A row is *stored*, in a segment that the checkpoint names, exactly when its offset lies below O_c. Rows of small batches
+wait above P before they are placed (incoming.py); every use of `ready` or `memtable` has them placed.
 
 No lock and no IO here: `StoreState` guards it, one instance is used by one thread at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from timerstore.memory.batch import Batch
 from timerstore.memory.chunks import Chunks
+from timerstore.memory.incoming import Incoming, are_enough
 from timerstore.memory.overtaken import Overtaken
 from timerstore.memory.sorted_runs import (
     EMPTY,
@@ -31,7 +36,7 @@ from timerstore.memory.sorted_runs import (
     SortedRuns,
     gathered,
 )
-from timerstore.rows.position import OFFSET_MAX, Bools, Position, Positions, Progress, search
+from timerstore.rows.position import AT_MAX, OFFSET_MAX, Bools, Int64s, Position, Positions, Progress, search
 
 REPACKED_ROWS_MAX: Final = 1 << 16
 """At once: it happens under the store's lock."""
@@ -41,13 +46,22 @@ SCATTERED_ROWS: Final = 32
 """Rows from so many chunks or more, and fewer than so many of each, are scattered: see `gather_near`."""
 
 
-class Resident:
-    """Rows in memory; `committed` is (O, P)."""
+Count = Callable[[Int64s, pa.RecordBatch, Bools | None], None]
+"""Takes effective times, payloads, and a mask of rows that are left out."""
 
-    def __init__(self, committed: Progress) -> None:
+
+class Resident:
+    """Rows in memory; `committed` is (O, P). `count` is told of the timers among rows that are placed; rows are placed
+    in the context `changing`."""
+
+    def __init__(
+        self, committed: Progress, count: Count, changing: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        self._count, self._changing = count, changing
         self.chunks = Chunks()
-        self.ready = SortedRuns(self.chunks)
-        self.memtable = SortedRuns(self.chunks)
+        self._ready = SortedRuns(self.chunks)
+        self._memtable = SortedRuns(self.chunks)
+        self._incoming = Incoming()
         self.overtaken = Overtaken(self.chunks)
         self.committed = committed
         self.end = 0
@@ -61,6 +75,37 @@ class Resident:
     def position(self) -> Position:
         """P: every position up to here below O is finished."""
         return self.committed.position
+
+    @property
+    def ready(self) -> SortedRuns:
+        self.settle()
+        return self._ready
+
+    @property
+    def memtable(self) -> SortedRuns:
+        self.settle()
+        return self._memtable
+
+    def ready_until(self, until_ms: int) -> SortedRuns:
+        """Ready rows, of which all are here that are due at `until_ms`."""
+        self.settle(until_ms)
+        return self._ready
+
+    @property
+    def ready_bytes(self) -> int:
+        """Of ready rows, and of rows that are not placed yet."""
+        return self._ready.bytes + self._incoming.bytes
+
+    @property
+    def memtable_bytes(self) -> int:
+        return self._memtable.bytes
+
+    def next_ready_ms(self) -> int | None:
+        """When the first ready row is due, or None."""
+        first_ms, incoming_ms = self._ready.first_at_ms(), self._incoming.first_ms
+        if incoming_ms > self.frontier.at_ms:
+            return first_ms
+        return incoming_ms if first_ms is None else min(first_ms, incoming_ms)
 
     def finished(self, rows: Positions) -> Bools:
         """Mask of the rows that are finished under the committed state (invariant I1)."""
@@ -76,15 +121,32 @@ class Resident:
         first = self.overtaken.first_offset()
         return self.end if first is None else first
 
-    def parts(self, rows: RowRefs) -> list[RowRefs]:
-        """Rows in the order of position, divided by where they belong now (overtaken, ready, memtable), without the
-        empty parts.
+    def take_in(self, batch: Batch, uncounted: Bools | None, bytes_max: int) -> None:
+        """Take in the rows of a batch, of which some (a mask) are not counted; at most `bytes_max` wait to be
+        placed."""
+        if not len(batch):
+            return
+        if are_enough(len(batch), batch.bytes, bytes_max):
+            self.settle()  # a large batch needs no copy
+        waiting = self._incoming
+        waiting.add(batch, uncounted)
+        if waiting.first_ms <= self.position.at_ms or are_enough(waiting.rows, waiting.bytes, bytes_max):
+            self.settle()
 
-        A chunk for each part keeps together what leaves together; a part that is placed elsewhere later is no mistake.
+    def settle(self, until_ms: int = AT_MAX) -> None:
+        """Place incoming rows, if one of them may be due at `until_ms`.
+
+        A chunk for each part (overtaken, ready, memtable) keeps rows together that leave together; a part that is
+        placed elsewhere later is no mistake.
         """
-        passed, near = (search(rows.at, rows.offset, bound) for bound in (self.position, self.frontier))
-        cuts = (0, passed, max(passed, near), len(rows))
-        return [rows[begin:end] for begin, end in pairwise(cuts) if begin < end]
+        if self._incoming.first_ms > until_ms or not self._incoming.rows:
+            return
+        with self._changing():
+            rows, payload, row_bytes, uncounted = self._incoming.pop()
+            passed, near = (search(rows.at, rows.offset, bound) for bound in (self.position, self.frontier))
+            for begin, end in pairwise((0, passed, max(passed, near), len(rows))):
+                self.add(rows[begin:end], payload.slice(begin, end - begin), row_bytes)
+            self._count(rows.at, payload, uncounted)
 
     def add(self, rows: RowRefs, payload: pa.RecordBatch, row_bytes: int | None = None) -> None:
         """Take in new rows, in the order of position, whose payloads are the rows of `payload` one by one."""
@@ -102,7 +164,7 @@ class Resident:
         passed, near = (search(rows.at, rows.offset, bound) for bound in (self.position, self.frontier))
         near = max(passed, near)
         self.overtaken.insert(rows[:passed])
-        self.ready.insert(rows[passed:near])
+        self._ready.insert(rows[passed:near])
         if near < len(rows):
             self._keep_unstored(rows[near:])
 
@@ -116,7 +178,12 @@ class Resident:
     def commit(self, committed: Progress) -> None:
         """The committed state has moved; ready rows that P has passed are overtaken."""
         self.committed = committed
-        self.overtaken.insert(self.ready.pop_until(self.position))
+        self.overtake(self.position)
+
+    def overtake(self, position: Position) -> None:
+        """Rows up to here that have come too late for the order of position are overtaken."""
+        self.settle(position.at_ms)
+        self.overtaken.insert(self._ready.pop_until(position))
 
     def step_back(self, now_ms: int) -> None:
         """Freeze the committed state if its P lies ahead of the clock, and go on just below `now_ms` (invariant I4).
@@ -153,7 +220,8 @@ class Resident:
         A row that comes near before its chunk is flushed would keep all of it in memory, and of a mix of delays there
         is one in each chunk.
         """
-        size, holders = len(self.chunks.row_bytes), (self.ready, self.memtable)
+        holders = (self.ready, self.memtable)
+        size = len(self.chunks.row_bytes)
         referenced = sum(np.bincount(holder.all().chunk, minlength=size) for holder in holders)
         sparse = self.chunks.sparse(np.asarray(referenced), gain_bytes_min, REPACKED_ROWS_MAX)
         if not sparse.any():
@@ -172,10 +240,10 @@ class Resident:
         pieces = len(np.unique(popped.chunk))
         if pieces < SCATTERED_CHUNKS or len(popped) >= SCATTERED_ROWS * pieces:
             return 0
-        rows = self.ready.pop_until(until, GATHERED_ROWS_MAX)
+        rows = self._ready.pop_until(until, GATHERED_ROWS_MAX)
         fit = int(np.searchsorted(np.cumsum(self.chunks.row_bytes[rows.chunk]), GATHERED_BYTES_MAX, side="right"))
-        self.ready.insert(rows[fit:])
-        return self._copy_into(self.ready, rows[:fit])
+        self._ready.insert(rows[fit:])
+        return self._copy_into(self._ready, rows[:fit])
 
     def _copy_into(self, holder: SortedRuns, rows: RowRefs) -> int:
         """Insert rows, in the order of position, with their payloads in a chunk of their own; returns how many."""
@@ -186,4 +254,4 @@ class Resident:
         """Rows that a segment holds are let go: they are loaded again when the frontier comes to them."""
         stored = self.is_stored(rows)
         self.chunks.release(rows.chunk[stored])
-        self.memtable.insert(rows.where(~stored))
+        self._memtable.insert(rows.where(~stored))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -16,14 +16,15 @@ from timerstore.cancels.effects import NoRoom, effects_of
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Closed, Misuse
 from timerstore.memory.batch import Batch
-from timerstore.memory.chunks import rows_of_payload
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.by_origin import pending_of, rows_of, uncopyable_of
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Bools, Int64s
+from timerstore.rows.position import AT_MAX, Bools, Int64s
 
 UNBOUNDED: Final = sys.maxsize
+INCOMING_SHARE: Final = 32
+"""The rows that wait may take this fraction (1 / 32) of the guaranteed ready rows."""
 
 
 class Ingest:
@@ -71,35 +72,49 @@ class Ingest:
             self._must_be_open()
             end = max(resident.end, end)
             batch = batch.where(batch.rows.offset >= resident.end)
-            fresh, payload = batch.rows, batch.payload
-            if not (fresh.offset < end).all():
+            if not (batch.rows.offset < end).all():
                 raise Misuse("a batch has rows beyond the end offset that it is said to reach", code="DB-7003")
+            if batch.is_plain:
+                # Above the committed O nothing is finished.
+                new = batch if state.is_caught_up() else batch.where(~resident.finished(batch.rows))
+                self._place(batch, new, end)
+                return len(batch)
             # Stays so until the rows are placed: what is not ingested yet cannot become finished.
-            unfinished = ~resident.finished(fresh)
-            parts = resident.parts(fresh.where(unfinished))
-        # Copies and counts are made, and cancels looked up, without the lock: delivery goes on.
-        judged, effects = (None, []) if batch.is_plain else self._judge(batch, unfinished, now_ms, room_bytes)
-        chunks = [(part, rows_of_payload(payload, part.row)) for part in parts]
-        covered = None if judged is None else judged.covered
+            unfinished = ~resident.finished(batch.rows)
+        # Cancels are looked up without the lock: delivery goes on.
+        judged, effects = self._judge(batch, unfinished, now_ms, room_bytes)
+        covered = None if judged is None else judged.covered[unfinished]
+        self._place(batch, batch.where(unfinished), end, judged, covered, effects)
+        return len(batch)
+
+    def _place(
+        self,
+        batch: Batch,
+        new: Batch,
+        end: int,
+        judged: Judged | None = None,
+        covered: Bools | None = None,
+        effects: Sequence[Effect] = (),
+    ) -> None:
+        """Put the unfinished (`new`) rows of a batch where they belong; those that are `covered` are not counted. Its
+        cancels and commands take effect."""
+        state, resident = self._state, self._state.resident
         with state.changing():
-            nearest_ms = resident.ready.first_at_ms()
+            nearest_ms = resident.next_ready_ms()
             resident.end = end
-            for part, chunk in chunks:
-                resident.add(part, chunk, batch.row_bytes)
-                state.pending.add_rows(part.at, chunk, None if covered is None else covered[part.row])
+            resident.take_in(new, covered, state.budgets.ready.guaranteed // INCOMING_SHARE)
+            state.bound_ready_rows()
             if judged is not None:
                 self._cancel(judged)
             if not batch.is_plain:
-                read = state.commands.in_transit.remove(_copied(fresh, payload))
+                read = state.commands.in_transit.remove(_copied(batch.rows, batch.payload))
                 if state.loan is not None:
                     state.loan.copies_read.append(read)
                 state.commands.take_in(effects, resident.finished, is_unread=state.is_unread())
-            state.bound_ready_rows()
-            first_ms = resident.ready.first_at_ms()
-            is_nearer = first_ms is not None and (nearest_ms is None or first_ms < nearest_ms)
+            first_ms = int(new.rows.at[0]) if len(new) else AT_MAX
+            is_nearer = first_ms <= resident.frontier.at_ms and (nearest_ms is None or first_ms < nearest_ms)
             if is_nearer or len(resident.overtaken) or state.needs_offset_commit():
                 state.wake()
-        return len(fresh)
 
     def _judge(
         self, batch: Batch, unfinished: Bools, now_ms: int, room_bytes: int | None
@@ -139,11 +154,13 @@ class Ingest:
         state = self._state
         with state.lock:
             budgets, resident = state.budgets, state.resident
-            delivers = state.is_caught_up()
-            if not budgets.tombstones.has_room(state) or (delivers and not budgets.waiting.has_room(state)):
+            if not budgets.tombstones.has_room(state):
                 return False
-            flushes = resident.covered() > resident.stored
-            return budgets.memtable.has_room(state) or not (delivers or flushes)
+            if not budgets.waiting.has_room(state) and state.is_caught_up():
+                return False
+            return budgets.memtable.has_room(state) or not (
+                state.is_caught_up() or resident.covered() > resident.stored
+            )
 
     def _cancel(self, judged: Judged) -> None:
         """Tombstones, and what they cover leaves the counts."""

@@ -47,7 +47,7 @@ class Maintenance:
         again, and O_c can move; or there are too many tombstones in memory."""
         state = self._state
         with state.lock:
-            if state.cancels.tombstones.memory_rows >= state.budgets.tombstones.allowed(state) // 2:
+            if state.budgets.tombstones.is_used(state, 0.5):
                 return True
             covered, known, limits = state.resident.covered(), state.checkpoint.offset, state.limits
             if known == covered:
@@ -61,7 +61,7 @@ class Maintenance:
             return (
                 not 0 <= since_ms < limits.flush_interval_ms
                 or (records >= limits.flush_records and is_rested and state.is_caught_up())
-                or state.resident.memtable.bytes >= state.flush_bytes
+                or state.is_memtable_full()
             )
 
     def flush(self, now_ms: int) -> Flushed:
@@ -72,7 +72,7 @@ class Maintenance:
         state, resident, live = self._state, self._state.resident, self._state.cancels.tombstones
         # 1. Fix O_c at the committed O (where ingest has come so far); choose the rows below it that no segment holds.
         with state.changing():
-            covered, is_full = resident.covered(), resident.memtable.bytes >= state.flush_bytes
+            covered, is_full = resident.covered(), state.is_memtable_full()
             runs = [*resident.ready, *resident.memtable, state.rows_on_loan()]
             payloads = resident.chunks.all()
             number = state.next_segment

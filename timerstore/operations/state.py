@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from timerstore.memory.pending import Pending, Tally
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.rows.position import AT_MIN, Bools, Int64s, Position, Positions, Progress
+
+FLUSH_PART: Final = 2 / 3
+"""The part of a memtable's allowance from which on a flush is due."""
 
 
 @dataclass(slots=True)
@@ -52,6 +56,26 @@ class Loan:
         return self.taken[0]
 
 
+class _Change:
+    """A context, entered hundreds of times a second."""
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        self._state.lock.acquire()
+        try:
+            self._state.must_be_consistent()
+        except BaseException:
+            self._state.lock.release()
+            raise
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self._state.failed_change = error
+        self._state.lock.release()
+
+
 class StoreState:
     """See the module. `on_news` is called where a nearer row has come, or O should be committed, under the lock."""
 
@@ -65,6 +89,7 @@ class StoreState:
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.lock = threading.RLock()
+        self._change = _Change(self)
         self.changed = threading.Condition(self.lock)
         """Notified when there may be room, and at the end."""
         self._on_news = on_news
@@ -75,8 +100,8 @@ class StoreState:
         self.directory = directory
         self.identity = identity
         self.limits = limits
-        self.resident = Resident(committed)
-        self.pending = Pending(now_ms - DAY_MS)
+        self.pending = Pending(now_ms - DAY_MS, lambda: self.resident.settle())
+        self.resident = Resident(committed, self.pending.add_rows, self.changing)
         self.cancels = Cancels(limits.window_ms)
         self.commands = Commands()
         self.share(Budgets(limits))
@@ -96,8 +121,8 @@ class StoreState:
     def share(self, budgets: Budgets) -> None:
         """Share memory with other stores."""
         resident, cancels, commands = self.resident, self.cancels, self.commands
-        budgets.ready.join(self, lambda: resident.ready.bytes)
-        budgets.memtable.join(self, lambda: resident.memtable.bytes)
+        budgets.ready.join(self, lambda: resident.ready_bytes)
+        budgets.memtable.join(self, lambda: resident.memtable_bytes)
         budgets.waiting.join(self, lambda: resident.overtaken.bytes + commands.bytes)
         budgets.tombstones.join(self, lambda: cancels.tombstones.memory_rows)
         self.budgets: Budgets = budgets
@@ -124,16 +149,9 @@ class StoreState:
         inherited = self.cancels.inherited
         return inherited is None or self.resident.end < inherited
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
+    def changing(self) -> _Change:
         """Hold the lock for a change. When it fails half-way, no other follows. Raises Inconsistent where one has."""
-        with self.lock:
-            self.must_be_consistent()
-            try:
-                yield
-            except BaseException as error:
-                self.failed_change = error
-                raise
+        return self._change
 
     @contextmanager
     def changing_between_transactions(self) -> Iterator[None]:
@@ -167,15 +185,11 @@ class StoreState:
     def needs_offset_commit(self) -> bool:
         """Whether O should be committed at once: the memtable has to be flushed, and only rows below O can be."""
         with self.lock:
-            # In the order of their costs; `flush_bytes` looks at all stores.
-            used = self.resident.memtable.bytes
-            is_large = used >= self.budgets.memtable.guaranteed // 3
-            return is_large and self.offset_behind() and used >= self.flush_bytes // 2
+            return self.budgets.memtable.is_used(self, FLUSH_PART / 2) and self.offset_behind()
 
-    @property
-    def flush_bytes(self) -> int:
-        """From how large a memtable on a flush is due: while it is under way, half as much again may come in."""
-        return self.budgets.memtable.allowed(self) // 3 * 2
+    def is_memtable_full(self) -> bool:
+        """Whether a flush is due: while it is under way, half as much again may come in."""
+        return self.budgets.memtable.is_used(self, FLUSH_PART)
 
     @property
     def loaded_bytes_max(self) -> int:

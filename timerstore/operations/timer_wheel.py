@@ -51,8 +51,12 @@ class TimerWheel:
     def next_due_ms(self) -> int | None:
         resident = self._state.resident
         with self._state.lock:
-            candidates = (resident.ready.first_at_ms(), resident.overtaken.first_at_ms())
+            candidates = (resident.next_ready_ms(), resident.overtaken.first_at_ms())
             return min((at for at in candidates if at is not None), default=None)
+
+    def is_behind(self, now_ms: int) -> bool:
+        """Whether the frontier is so near that windows are to be loaded."""
+        return self._state.resident.frontier.at_ms < now_ms + self._state.limits.horizon_ms // 2
 
     def next_window(self, now_ms: int) -> Window | None:
         """The next window to read, or None when the frontier is far enough ahead or memory has no room.
@@ -61,7 +65,7 @@ class TimerWheel:
         """
         limits, resident = self._state.limits, self._state.resident
         with self._state.lock:
-            if resident.frontier.at_ms >= now_ms + limits.horizon_ms // 2:
+            if not self.is_behind(now_ms):
                 return None
             room = self._room()
             if room < min(limits.window_bytes, self._state.loaded_bytes_max) // 4 and len(resident.ready):
@@ -117,7 +121,7 @@ class TimerWheel:
     def _room(self) -> int:
         """Bytes that a window may load. Loading stops short of the budget: the rest is for what ingest brings, else
         each batch would push the window out again."""
-        room = self._state.loaded_bytes_max - self._state.resident.ready.bytes
+        room = self._state.loaded_bytes_max - self._state.resident.ready_bytes
         return min(room, self._state.limits.window_bytes)
 
     def _is_current(self, window: Window) -> bool:

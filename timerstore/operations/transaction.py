@@ -39,7 +39,7 @@ from timerstore.cancels.digests import digests_or_zeros
 from timerstore.cancels.effects import ROWS_MAX
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Inconsistent, Misuse
-from timerstore.memory.chunks import materialize
+from timerstore.memory.chunks import joined, pieces_of
 from timerstore.memory.pending import TALLIED, tally_timers
 from timerstore.memory.sorted_runs import EMPTY, concat
 from timerstore.operations.state import Loan, StoreState
@@ -71,14 +71,18 @@ JUDGED = pa.schema([PAYLOAD.field(name) for name in ("kind", "id", "origin")])
 class Taken:
     """Rows in the order in which they are to be produced.
 
-    `at` int64[n] (ms), `offset` int64[n]; `payload` is a record batch of `entry.PAYLOAD`, n rows. The first `overtaken`
-    of them are in the order of offset, the others in that of position.
+    `at` int64[n] (ms), `offset` int64[n]; `pieces` are record batches of `entry.PAYLOAD`, n rows together. The first
+    `overtaken` of them are in the order of offset, the others in that of position.
     """
 
     at: Int64s
     offset: Int64s
-    payload: pa.RecordBatch
+    pieces: Sequence[pa.RecordBatch]
     overtaken: int
+
+    @property
+    def payload(self) -> pa.RecordBatch:
+        return joined(self.pieces)
 
     def __len__(self) -> int:
         return len(self.at)
@@ -107,7 +111,7 @@ class Transaction:
         self._state = state
         self._loan = state.loan = Loan(state.resident.position)
         self._offset = state.resident.committed.offset
-        self._delivered: list[tuple[Int64s, pa.RecordBatch]] = []
+        self._delivered: list[Taken] = []
         """What leaves the pending counts when the commit is known."""
         self._output: list[Int64s] = [EMPTY.offset]
         """Rows that were handed out."""
@@ -139,9 +143,9 @@ class Transaction:
         """What a `take` up to a position would have, without limits."""
         with self._changing() as loan:
             resident = self._state.resident
-            resident.overtaken.insert(resident.ready.pop_until(loan.position))  # what has come since the last take
-            on_time = resident.ready.count_until(min(until, resident.frontier))
-            return Due(resident.overtaken.count_due(until.at_ms), on_time)
+            resident.overtake(loan.position)  # rows that have come since the last take
+            ready = resident.ready_until(until.at_ms)
+            return Due(resident.overtaken.count_due(until.at_ms), ready.count_until(min(until, resident.frontier)))
 
     def take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> Taken:
         """Overtaken rows that are due at `until_ms`, and rows up to `bound`, which is not later; up to so many of each.
@@ -157,11 +161,11 @@ class Transaction:
         """One take; and whether there was nothing."""
         with self._changing() as loan:
             resident = self._state.resident
-            resident.overtaken.insert(resident.ready.pop_until(loan.position))
+            resident.overtake(loan.position)
             overtaken = resident.overtaken.take(until_ms, overtaken_max)
             # O' is in front of the first overtaken row that is left, else the end of what is ingested.
             self._offset = resident.reachable()
-            due = resident.ready.pop_until(min(bound, resident.frontier), on_time_max)
+            due = resident.ready_until(bound.at_ms).pop_until(min(bound, resident.frontier), on_time_max)
             is_end = not len(due) + len(overtaken)
             if len(due):
                 loan.position = due.last()
@@ -175,19 +179,20 @@ class Transaction:
             payloads = resident.chunks.payloads(rows.chunk)
             # A cancel that is read from now on comes too late for these rows.
             lookup = self._state.cancels.tombstones.lookup()
-        payload = materialize(payloads, rows.chunk, rows.row)
-        cancelled = self._state.cancels.covered(lookup, rows.offset, payload)
+        pieces = pieces_of(payloads, rows.chunk, rows.row)
+        cancelled = self._state.cancels.covered(lookup, rows.offset, joined(pieces)) if len(lookup) else None
         first = len(overtaken)
         if self._decided:
             acted = np.isin(rows.offset, np.fromiter(self._acted, np.int64, len(self._acted)))
             cancelled = acted if cancelled is None else acted | cancelled
         if cancelled is not None:
             first = int(np.count_nonzero(~cancelled[: len(overtaken)]))
-            rows, payload = rows[~cancelled], payload.filter(pa.array(~cancelled))
-        self._delivered.append((rows.at, payload))
+            rows, pieces = rows[~cancelled], [joined(pieces).filter(pa.array(~cancelled))]
+        taken = Taken(at=rows.at, offset=rows.offset, pieces=pieces, overtaken=first)
+        self._delivered.append(taken)
         # What a message without a key replaces is cancelled by a row with the offset of the message itself.
         self._output.append(rows.offset[rows.at > AT_MIN])
-        return Taken(at=rows.at, offset=rows.offset, payload=payload, overtaken=first), is_end
+        return taken, is_end
 
     def move_offset(self) -> None:
         """Take nothing, and move O as far as no overtaken row stands in the way."""
@@ -439,8 +444,8 @@ class Transaction:
             state.loan = None
             for timers in loan.cancelled:  # their cancel came too late, and has counted them out
                 state.pending.add(timers)
-            for at, payload in self._delivered:
-                state.pending.remove_rows(at, payload)
+            for taken in self._delivered:
+                state.pending.remove_rows(taken.at, taken.pieces)
             self._apply()
             state.resident.commit(progress)
             state.resident.chunks.release(loan.rows().chunk)
@@ -484,9 +489,10 @@ class Transaction:
 
     @contextmanager
     def _changing(self) -> Iterator[Loan]:
-        with self._state.lock:
-            self._state.must_be_consistent()
-            if self._state.loan is not self._loan:
+        state = self._state
+        with state.lock:
+            state.must_be_consistent()
+            if state.loan is not self._loan:
                 raise Misuse("the transaction has ended", code="DB-7003")
-            with self._state.changing():
+            with state.changing():
                 yield self._loan

@@ -498,7 +498,7 @@ def test_a_store_that_failed_half_way_is_closed_as_it_is(rig: Rig, monkeypatch: 
     rig.produce(ORDERS, FAR_MS)
     rig.stores = bench.store
     with monkeypatch.context() as patch:
-        patch.setattr(Resident, "add", mock.Mock(side_effect=MemoryError))
+        patch.setattr(Resident, "take_in", mock.Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             rig.ingest()
     with suppress(Inconsistent):

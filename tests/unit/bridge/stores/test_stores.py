@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bridge.stores.search import Query
 from bridge.stores.stores import TRANSITIONS, Life
 from dev.harness.waiting import wait_until
 from tests.model.stores import State, batch
@@ -14,7 +16,9 @@ from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, RETRY, Rig
 from tests.unit.timerstore.entries import Record
 from timerstore.errors import Closed, Misuse
 from timerstore.limits import Limits
+from timerstore.operations.find import FoundPage
 from timerstore.rows.position import AT_MIN
+from timerstore.store import TimerStore
 
 FAR_MS = NOW_MS + 36_000_000
 
@@ -160,3 +164,29 @@ def test_a_partition_that_comes_to_a_closed_intake_takes_nothing_in(tmp_path: Pa
     rig.stores.start_at({BILLS: 0}, {BILLS: 1})
     with pytest.raises(Closed):
         rig.stores.append(batch([Record(*BILLS, 0, FAR_MS)]), {BILLS: 1}, NOW_MS)
+
+
+def test_a_page_reads_of_each_partition_what_it_may_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more: rows behind the last one of the page so far are left alone. Pages show each message once."""
+    names = [("delay", partition) for partition in range(8)]
+    rig, read = Rig(tmp_path, names), list[int]()
+    for n, name in enumerate(names):
+        rig.produce(name, *range(FAR_MS + n, FAR_MS + 400, 8))
+    rig.ingest()
+    find = TimerStore.find
+
+    def counted(*args: Any, **kwargs: Any) -> FoundPage:
+        page = find(*args, **kwargs)
+        read.append(len(page.rows))
+        return page
+
+    monkeypatch.setattr(TimerStore, "find", counted)
+    shown, after = list[int](), None
+    while True:
+        page = rig.stores.find(Query(), NOW_MS, after=after, limit=20)
+        shown += [row.at_ms for row in page.rows]
+        after = page.next
+        if after is None:
+            break
+    assert shown == list(range(FAR_MS, FAR_MS + 400))
+    assert sum(read[:8]) < 4 * 20

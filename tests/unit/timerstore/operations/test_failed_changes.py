@@ -36,6 +36,11 @@ def acknowledge(rig: Rig) -> None:
     rig.commit(transaction, [])
 
 
+def look(rig: Rig) -> None:
+    ingest(rig)
+    rig.store.stats()
+
+
 def admit(rig: Rig) -> None:
     assert rig.load(FAR_MS)
 
@@ -56,7 +61,8 @@ def flush(rig: Rig) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Rig], None], type, str]] = {
-    "a batch is placed": (ingest, Resident, "add"),
+    "a batch is taken in": (ingest, Resident, "take_in"),
+    "rows are placed": (look, Resident, "add"),
     "rows are taken": (take, Resident, "gather_near"),
     "rows are put back": (take, Resident, "place"),
     "a commit is known": (acknowledge, Resident, "commit"),
@@ -125,7 +131,7 @@ def test_a_transaction_that_is_open_then_is_not_committed(rig: Rig, monkeypatch:
     transaction = rig.store.begin()
     assert len(take_from(transaction, SOON_MS, 99)) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(Resident, "add", lambda *_: 1 // 0)
+        patch.setattr(Resident, "take_in", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             ingest(rig)
     for call in (transaction.progress, transaction.acknowledge, lambda: take_from(transaction, FAR_MS, 99)):
