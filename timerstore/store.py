@@ -2,14 +2,14 @@
 
 Four threads meet here, each with a few methods:
 
-    ingest       append            a batch goes in; blocks while there is no room (the flow control)
-    dispatcher   begin             what is due comes out, with the (O, P) that finishes it
-    maintenance  wheel.*           the next window is loaded (timer_wheel.py)
+    ingest       append            takes a batch in; blocks while there is no room (the flow control)
+    dispatcher   begin             hands out due rows, with the (O, P) that finishes them
+    maintenance  wheel.*           loads the next window (timer_wheel.py)
                  maintenance.*     flush, reclaim, compaction (maintenance.py)
     http         stats, find, count_where, export
 
-What they share is `StoreState`, with its one lock; no IO happens under it. The store reads no clock: time is an
-argument. Every public method may be called from any thread unless it says otherwise.
+They share `StoreState`, with its one lock, under which no IO happens. The store reads no clock: time is an argument.
+Any thread may call every public method, unless its docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -72,26 +72,26 @@ class TimerStore:
         on_news: Callable[[], None] = lambda: None,
         budgets: Budgets | None = None,
     ) -> TimerStore:
-        """Make a store of the directory that `recovery.find` has found. `log_start` is the first offset that the log
-        still has, `cuts` where it was cut; `on_news` is called, under the store's lock, where a nearer row has come or
-        O should be committed; `budgets` are what it shares with others. Raises DiskFull, DiskFailure."""
+        """Make a store of the directory that `recovery.find` has found. `log_start` is the log's first offset, `cuts`
+        are its cuts, `budgets` are shared with other stores. `on_news` is called under the store's lock when a nearer
+        row has come, or O should be committed. Raises DiskFull, DiskFailure."""
         state = recovery.restore(found, committed, log_start, cuts, now_ms, limits, progress, on_news)
         if budgets is not None:
             state.share(budgets)
         return cls(state)
 
     def resume_offset(self) -> int | None:
-        """Where ingest has to start: O_c, or None when the index does not cover the log (the log's start)."""
+        """The first offset that ingest reads: O_c; None, the log's start, if the index does not cover the log."""
         return self.state.checkpoint.offset
 
     def held_below(self) -> int:
-        """Below which offset everything that is pending is here, as far as the log has lost it."""
+        """The offset below which the index has all pending rows that the log has lost."""
         checkpoint = self.state.checkpoint
         return checkpoint.offset if checkpoint.offset is not None else checkpoint.kept or 0
 
     def start_at(self, offset: int, log_end: int) -> None:
-        """Set the first expected offset, before anything is appended. `log_end` is where the log ended after the
-        committed state was read: below may lie copies that another process wrote."""
+        """Set the first expected offset, before the first `append`. `log_end` is the log's end after the read of the
+        committed state: below it there may be copies that another process wrote."""
         with self.state.changing():
             self.state.resident.end = offset
             self.state.cancels.inherited = log_end
@@ -109,11 +109,11 @@ class TimerStore:
     # ---- dispatcher
 
     def begin(self) -> Transaction:
-        """Start a transaction; one at a time, and only when the log is ingested up to its committed O (invariant I6).
-        Raises Inconsistent after a change that failed, as all do that change something."""
+        """Start a transaction: one at a time, and only when the log is ingested up to its committed O (invariant I6).
+        Raises Misuse before; after a failed change, as every method that changes the store, Inconsistent."""
         with self.state.lock:
             if not self.is_caught_up():
-                raise Misuse("nothing may be dispatched before ingest has reached the committed offset", code="DB-7003")
+                raise Misuse("no transaction begins before ingest has reached the committed offset", code="DB-7003")
             with self.state.changing_between_transactions():
                 return Transaction(self.state)
 
@@ -121,7 +121,7 @@ class TimerStore:
         return self.state.is_caught_up()
 
     def next_due_ms(self) -> int | None:
-        """When the next row in memory is due, or None. (In the past: at once.)"""
+        """Due time of the next row in memory (ms), or None. A past time means: at once."""
         return self.wheel.next_due_ms()
 
     def offset_behind(self) -> bool:
@@ -131,13 +131,13 @@ class TimerStore:
         return self.state.needs_offset_commit()
 
     def is_clock_behind(self, now_ms: int) -> bool:
-        """Whether the clock has been set back behind P, further than is just waited for."""
+        """Whether the clock has stepped back behind P by more than `clock_step_ms`."""
         return self.state.resident.position.at_ms - now_ms > self.state.limits.clock_step_ms
 
     def step_back(self, now_ms: int) -> None:
-        """Go on from a clock that was set back behind P (invariant I4); between two transactions.
+        """Go on after the clock has stepped back behind P (invariant I4); between two transactions.
 
-        What is finished stays the same, so nothing need be committed: the next transaction carries it along.
+        The finished set stays the same, so no commit is needed: the next transaction carries the new step.
         """
         with self.state.changing_between_transactions():
             self.state.resident.step_back(now_ms)
@@ -147,44 +147,45 @@ class TimerStore:
     # ---- http, and the end
 
     def stats(self, edges_ms: Sequence[int] = ()) -> Stats:
-        """A consistent look at everything; `pending_until` answers for each of `edges_ms` (epoch ms)."""
+        """Consistent figures of one moment; `pending_until` has one count for each of `edges_ms` (epoch ms)."""
         return stats.look(self.state, edges_ms)
 
     def find(
         self, query: LogQuery, now_ms: int, *, after: Position = ORIGIN, limit: int = 100, bulky: bool = False
     ) -> FoundPage:
-        """The pending messages that fit, the soonest first, from behind the cursor `after` on; with their values,
-        headers and whole keys if `bulky`. A page may have fewer rows than `limit` (1 to 1,000), or none, and others
-        behind it. Raises Corrupt, DiskFailure."""
+        """A page of the matching pending messages, the soonest first, behind the cursor `after`; with values, headers
+        and whole keys if `bulky`. A page may have fewer rows than `limit` (1 to 1,000), even none, although others
+        follow. Raises Corrupt, DiskFailure."""
         return self._find.page(query, now_ms, after, limit, bulky=bulky)
 
     def find_originals(
         self, query: LogQuery, now_ms: int, *, after: Position = ORIGIN, limit: int = ORIGINALS_MAX
     ) -> FoundOriginals:
-        """As `find`, only where the messages came from and when they are due, of up to 10,000 (`limit`)."""
+        """As `find`, with origins and due times only, for up to 10,000 messages (`limit`)."""
         return self._find.originals(query, now_ms, after, limit)
 
     def count_where(self, query: LogQuery, now_ms: int, *, scanned_rows_max: int = SCANNED_ROWS_MAX) -> Count:
-        """How many pending messages fit; at once for all of them and for a target. Raises Corrupt, DiskFailure."""
+        """The number of matching pending messages; without IO for all messages, and for a target. Raises Corrupt,
+        DiskFailure."""
         return self._find.count(query, now_ms, scanned_rows_max)
 
     def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
-        """How many messages come up before each of `edges_ms` (epoch ms); exact at whole ten seconds."""
+        """The number of messages that come up before each of `edges_ms` (epoch ms); exact at whole ten seconds."""
         with self.state.lock:
             return self.state.pending.histogram.until(*edges_ms)
 
     def export(self, query: LogQuery, now_ms: int, *, bulky: bool) -> Export:
-        """All pending messages that fit at this moment, as Arrow batches of `export.SCHEMA`; with their values and
-        headers if `bulky`. Raises Corrupt, DiskFailure."""
+        """All matching pending messages of this moment, as Arrow batches of `export.SCHEMA`; with values and headers
+        if `bulky`. Raises Corrupt, DiskFailure."""
         return export(self.state, query, now_ms, bulky=bulky)
 
     def waits_since_ms(self) -> int | None:
-        """Since when the oldest of what is pending waits; None where nothing is pending."""
+        """The time since which the oldest pending message waits (epoch ms); None if no message is pending."""
         return stats.waits_since_ms(self.state)
 
     def pending_from(self, offset: int, now_ms: int, is_over: Callable[[], bool] = lambda: False) -> int:
-        """How many pending messages have records at this offset or above; at least so many, when it `is_over` before
-        all are counted. Raises Corrupt, DiskFailure."""
+        """The number of pending messages with a record at this offset or above; a lower bound, if `is_over` ends the
+        count early. Raises Corrupt, DiskFailure."""
         found = 0
         with closing(self.export(LogQuery(), now_ms, bulky=False)) as batches:
             for batch in batches:
@@ -194,21 +195,21 @@ class TimerStore:
         return found
 
     def trimmed(self, log_start: int) -> Trimmed:
-        """Whether unfinished rows are in this store alone, since the log begins at `log_start`."""
+        """Unfinished rows that this store alone has, because the log begins at `log_start` only."""
         return stats.trimmed(self.state, log_start)
 
     def may_hold_below(self, bound: int) -> bool:
-        """Whether something below an offset may be unfinished."""
+        """Whether rows below an offset may be unfinished."""
         return stats.may_hold_below(self.state, bound)
 
     def close_intake(self) -> None:
-        """Take in nothing more: `append` raises Closed, also where it waits. Delivery and flushes go on."""
+        """Take in no more rows: `append` raises Closed, even while it waits. Delivery and flushes go on."""
         with self.state.lock:
             self.state.is_intake_closed = True
             self.state.changed.notify_all()
 
     def close(self) -> None:
-        """End every wait; what is not flushed is read from the log again next time."""
+        """End every wait. The next start reads the rows that no segment has from the log again."""
         with self.state.lock:
             self.state.is_closed = True
             self.state.budgets.leave(self.state)

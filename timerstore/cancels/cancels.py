@@ -1,20 +1,19 @@
-"""Cancels: what a batch cancels, and which timers are cancelled already (invariant I7).
+"""Cancels: the tombstones and the cancelled timers of a batch (invariant I7).
 
 A cancel, or a timer that replaces, read at offset c leaves a tombstone (its id, or the origin that it names, and c),
-whether or not it is finished itself. A timer of the same id, or of that origin, is *covered* when its origin offset is
-below c. Covered timers stay where they are, as physical rows (invariant I3); a transaction passes them
-without output.
+even if it is finished itself. A timer of the same id, or of that origin, is *covered* if its origin offset is below c.
+Covered timers stay in place, as physical rows (invariant I3); a transaction passes over them without output.
 
-The gauges are told at once. For a batch with new tombstones:
+The gauges change at once. For a batch with new tombstones:
 
-    before the lock   digests; which timers of the batch are covered; which pending timers in memory (`Unstored`) and
-                      beside segments (`SegmentIds`) become so, and were not before. Where those of an origin are,
-                      ingest finds out (`PendingOf`)
-    under the lock    the tombstones are added; those timers that are still unfinished leave the counts; where one is
-                      on loan to the open transaction, or a command of it acts on it, its acknowledgement, which counts
-                      it out once more, counts it in
+    before the lock   Digests are made. The covered timers of the batch are found, and the pending timers that the batch
+                      covers first: by id in memory (`Unstored`) and beside segments (`SegmentIds`), by origin with
+                      ingest's help (`PendingOf`).
+    under the lock    The tombstones are added. Those pending timers that are still unfinished leave the counts. If one
+                      of them is in the open transaction (on loan, or with a command that acts on it), the
+                      acknowledgement counts it in, because it also counts it out a second time.
 
-Only one thread appends, so nothing can become covered between the two.
+Only one thread appends, so no timer can become covered between the two.
 """
 
 from __future__ import annotations
@@ -48,23 +47,22 @@ from timerstore.rows.entry import DECIDED, UNCOPYABLE, Kind
 from timerstore.rows.position import AT_MIN, Bools, Int64s, Positions
 
 MARGIN_MS: Final = 3_600_000
-"""How much longer than the largest window a tombstone is kept: clocks that differ, and ingest that lags."""
+"""A tombstone outlives the largest window by this margin, for clocks that differ, and ingest that lags."""
 
 
 NO_ORIGIN: Final = -1
-"""In place of an origin, of a command that names a record of another log."""
+"""`origin` of a command that names a record of another log."""
 SEVERAL: Final = -2
-"""In place of an origin, of a command that names several."""
+"""`origin` of a command that names several records."""
 PendingOf = Callable[[Int64s], Timers]
-"""The pending timers of origins, of memory and segments, with the origins as keys; those that a tombstone covers are
-left out."""
+"""The pending timers of origins, in memory and segments, with the origins as keys, without covered timers."""
 UncopyableOf = Callable[[Int64s], Int64s]
-"""Those of some originals that are pending and too large for a copy."""
+"""The subset of originals that are pending, and too large for a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Known:
-    """What was known when a batch came: tombstones, and where timers with ids are."""
+    """A snapshot from before a batch: tombstones, and the id index in memory and beside segments."""
 
     lookup: Lookup
     unstored: tuple[Timers, ...]
@@ -73,8 +71,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judged:
-    """What a batch means for cancelling. `covered` bool[rows of the batch]: timers that are cancelled as they come;
-    `tombstones` are new; `timers` are new, pending and have ids; `hits` were pending until now."""
+    """The effect of a batch on cancels. `covered` is bool[rows of the batch]: timers that are cancelled on arrival.
+    `tombstones` are new. `timers` are new pending timers with ids. `hits` are timers that were pending until now."""
 
     covered: Bools
     tombstones: Run
@@ -83,7 +81,7 @@ class Judged:
 
 
 class _Batch(NamedTuple):
-    """As `Cancels.judge` is given it."""
+    """Arguments of `Cancels.judge`."""
 
     payload: pa.RecordBatch
     fresh: RowRefs
@@ -92,22 +90,22 @@ class _Batch(NamedTuple):
 
 
 class Cancels:
-    """See the module. Guarded by the store's lock, but for `judge` and `covered`, which work on snapshots."""
+    """See the module. The store's lock guards it; `judge` and `covered` work on snapshots, without the lock."""
 
     def __init__(self, window_ms: int) -> None:
         """`window_ms` is the largest W in force."""
         self.tombstones = Tombstones()
         self.unstored = Unstored()
         self.cancelled = 0
-        """Timers that were cancelled since the store was opened."""
+        """The number of timers cancelled since the store was opened."""
         self.inherited: int | None = None
-        """Up to where the log may hold what another process wrote; None: not known."""
+        """Below this offset the log may have copies of another process; None: not known."""
         self._keep_ms = window_ms + MARGIN_MS
 
     # ---- delivery
 
     def covered(self, lookup: Lookup, offset: Int64s, payload: pa.RecordBatch) -> Bools | None:
-        """Mask of the timers among rows of `entry.PAYLOAD` that a tombstone covers; None when there are none."""
+        """Mask of the covered timers among rows of `entry.PAYLOAD`, bool[n]; None without any."""
         if not len(lookup):
             return None
         mask = self.cancelled_by(lookup, payload)
@@ -116,15 +114,15 @@ class Cancels:
         return mask if mask.any() else None
 
     def decided(self, lookup: Lookup, offset: Int64s, origin: Int64s) -> Bools:
-        """Mask of the rows of these origins that finished commands cover."""
+        """Mask of the rows with these origins that finished commands cover."""
         return self.moved(lookup, offset, origin) | self.recalled(lookup, offset, origin)
 
     def moved(self, lookup: Lookup, offset: Int64s, origin: Int64s) -> Bools:
-        """Those that moves cover, which a copy replaces."""
+        """Mask of the rows that moves cover: a copy replaces each."""
         return _below(lookup, MOVE, offset, origin)
 
     def recalled(self, lookup: Lookup, offset: Int64s, origin: Int64s) -> Bools:
-        """Those that recalls cover."""
+        """Mask of the rows that recalls cover."""
         return _below(lookup, RECALL, offset, origin)
 
     def cancelled_by(self, lookup: Lookup, payload: pa.RecordBatch) -> Bools:
@@ -144,14 +142,14 @@ class Cancels:
         return mask
 
     def are_covered(self, lookup: Lookup, timers: Timers) -> Bools:
-        """Mask of the timers, known by their ids, that a tombstone covers."""
+        """Mask of the covered timers; `keys` are digests of their ids."""
         offset, _ = lookup.look_up(timers.keys)
         return (offset > timers.origin) | self._are_covered_otherwise(lookup, timers)
 
     # ---- ingest
 
     def known(self, segments: Sequence[SegmentIds]) -> Known:
-        """A snapshot for `judge`; `segments` are the indexes of the live segments."""
+        """A snapshot for `judge`; `segments` are the id indexes of the live segments."""
         return Known(lookup=self.tombstones.lookup(), unstored=self.unstored.runs, segments=tuple(segments))
 
     def judge(
@@ -165,10 +163,10 @@ class Cancels:
         uncopyable_of: UncopyableOf,
         now_ms: int,
     ) -> Judged | None:
-        """What the `fresh` rows of a batch, read at `now_ms`, mean; None when none of them has to do with a cancel.
+        """The effect on cancels of a batch's `fresh` rows, read at `now_ms`; None without any effect.
 
-        `row` of `fresh` is the index in `payload`; `is_unfinished` is by row of `fresh`. `finished` says which
-        positions are finished. No lock is held.
+        `row` of `fresh` is the index in `payload`; `is_unfinished` is by row of `fresh`. `finished` returns the mask of
+        finished positions. The caller holds no lock.
         """
         batch = _Batch(payload, fresh, is_unfinished, now_ms)
         by_id = self._judge_ids(known, batch, finished)
@@ -207,7 +205,7 @@ class Cancels:
         expire_ms = np.full(int(np.count_nonzero(makes)), now_ms + self._keep_ms)
         new = _run(keys[makes], offset[makes], expire_ms)
 
-        # Timers of the batch: covered by what was known, or by the batch itself.
+        # Timers of the batch, covered by earlier tombstones, or by the batch itself.
         timer = np.flatnonzero(is_timer & is_unfinished)
         by, until_ms = self._cover(known.lookup, new, keys[timer], origin[timer])
         is_covered = by > origin[timer]
@@ -224,14 +222,14 @@ class Cancels:
             raised.append(_run(hits.keys, new.offset[reached], hits.at))
         return Judged(
             covered=covered,
-            # Kept until the time of whatever it covers, at least.
+            # Each is kept at least until the latest time of the timers that it covers.
             tombstones=merged([new, *raised]),
             timers=timers[timers.keys.order()],
             hits=hits,
         )
 
     def _judge_origins(self, known: Known, batch: _Batch, pending_of: PendingOf) -> Judged | None:
-        """What cancels by origin mean, those of the batch and those before, for the timers of the batch and others."""
+        """Covers timers of the batch by new and earlier cancels by origin, and pending timers by new ones."""
         payload, fresh, is_unfinished, now_ms = batch
         index, offset = fresh.row, fresh.offset
         kind, origin = payload.column("kind").to_numpy()[index], payload.column("origin").to_numpy()[index]
@@ -243,7 +241,7 @@ class Cancels:
             return None
         expire_ms = np.full(int(np.count_nonzero(makes)), now_ms + self._keep_ms)
         at, named = named_by(payload, index[makes], origin[makes])
-        earlier = named < offset[makes][at]  # nothing is cancelled by what was written before it
+        earlier = named < offset[makes][at]  # a cancel does not cover later messages
         at, named = at[earlier], named[earlier]
         new = _run(keys_of(ORIGIN, named), offset[makes][at], expire_ms[at])
         rows = np.flatnonzero(timer)
@@ -261,7 +259,7 @@ class Cancels:
     def _judge_commands(
         self, known: Known, batch: _Batch, pending_of: PendingOf, uncopyable_of: UncopyableOf
     ) -> Judged | None:
-        """What finished commands by origin mean, those of the batch, which was read before, and earlier ones."""
+        """Covers rows by finished commands by origin: those of the batch, which is read once more, and earlier ones."""
         payload, fresh, is_unfinished, now_ms = batch
         index, offset = fresh.row, fresh.offset
         kind, origin = payload.column("kind").to_numpy()[index], payload.column("origin").to_numpy()[index]
@@ -277,7 +275,7 @@ class Cancels:
         by, is_move = offset[makes][at], (kind[makes] == Kind.MOVE)[at]
         rows = np.flatnonzero(timer)
         later = is_move & (payload.column("due").to_numpy() > payload.column("ts").to_numpy())[index[makes]][at]
-        if later.any():  # these have left alone what is too large for a copy
+        if later.any():  # a move to a later time leaves a message alone that is too large for a copy
             large = rows[payload.column("rolls").to_numpy()[index[rows]] == UNCOPYABLE]
             fixed = np.concatenate((uncopyable_of(named[later]), fresh.offset[large]))
             acted = ~(later & np.isin(named, fixed))
@@ -308,15 +306,15 @@ class Cancels:
         return Judged(covered=covered, tombstones=merged(found), timers=no_timers(), hits=both[once])
 
     def add_decided(self, is_move: Bools, origin: Int64s, offset: Int64s, until_ms: Int64s, now_ms: int) -> None:
-        """Tombstones of commands at `offset` that were just finished, moves or recalls, for these originals; `until_ms`
-        are the times of the rows that they cover."""
+        """Add tombstones of finished commands at `offset`, moves or recalls, for the originals `origin`; `until_ms` are
+        the times of the rows that they cover. All are vectors of one length."""
         moves, recalls = keys_of(MOVE, origin), keys_of(RECALL, origin)
         keys = Digests(np.where(is_move, moves.hi, recalls.hi), moves.lo)
         self.tombstones.add(_run(keys, offset, np.maximum(until_ms, now_ms + self._keep_ms)))
 
     def take_in(self, judged: Judged, resident: Resident, in_hand: Int64s) -> tuple[Tally, Tally]:
-        """Add what was judged. Returns the timers that were pending until now, counted, and those of them (`in_hand`)
-        that the open transaction has taken or acts on."""
+        """Add a judgement. Returns the counts of newly covered pending timers, and of those among them that the open
+        transaction has (`in_hand` are the offsets of its rows)."""
         self.tombstones.add(judged.tombstones)
         self.unstored.add(judged.timers, lambda timers: _is_gone(resident, timers))
         hits = judged.hits[~resident.finished(judged.hits)]
@@ -325,22 +323,22 @@ class Cancels:
         return _tally(hits), _tally(lent)
 
     def forget_stored(self, resident: Resident) -> None:
-        """A flush has put timers into a segment."""
+        """Drop timers that a flush has put into a segment."""
         self.unstored.prune(lambda timers: _is_gone(resident, timers))
 
     def _cover(self, lookup: Lookup, new: Run, keys: Digests, origin: Int64s) -> tuple[Int64s, Int64s]:
-        """(offset, expire_ms) of the tombstones that may cover timers, -1 where there are none."""
+        """(offset, expire_ms) of the tombstone of each timer; -1: none."""
         by, until_ms = np.full(len(keys), -1, np.int64), np.full(len(keys), -1, np.int64)
-        # Originals that are newer than every tombstone, the usual case, need no look.
+        # Originals above every tombstone, the usual case, need no look-up.
         known = np.flatnonzero(origin < lookup.highest.any)
         if len(known):
             by[known], until_ms[known] = lookup.look_up(keys[known])
         return _later((by, until_ms), new.look_up(keys)) if len(new) else (by, until_ms)
 
     def _hits(self, known: Known, new: Run, finished: Callable[[Positions], Bools]) -> tuple[Timers, Int64s]:
-        """Pending timers that `new` covers and nothing did before, and by which of `new`.
+        """Pending timers that only `new` covers, and the index in `new` for each.
 
-        Each once: a flush moves timers from memory to a segment in one step.
+        Each occurs once, because a flush moves timers from memory to a segment in one step.
         """
         before, _ = known.lookup.look_up(new.keys)
         parts: list[Timers] = []
@@ -359,7 +357,7 @@ class Cancels:
         return concat_timers(parts), np.concatenate(reached)
 
     def _are_covered_otherwise(self, lookup: Lookup, timers: Timers) -> Bools:
-        """Which of the timers cancels by origin and commands cover."""
+        """Mask of the timers that cancels by origin or commands cover."""
         decided = self.decided(lookup, timers.offset, timers.origin)
         mask: Bools = timers.origin < lookup.highest.by_origin
         if mask.any():
@@ -371,8 +369,8 @@ class Cancels:
     # ---- opening, maintenance
 
     def covered_by_id(self, ids: SegmentIds) -> Timers:
-        """The timers of a segment whose ids tombstones cover, some of them twice: the smaller of the two is looked up
-        in the larger."""
+        """The timers of a segment that tombstones of their ids cover; some occur twice. The smaller set is looked up in
+        the larger one."""
         lookup = self.tombstones.lookup()
         parts: list[Timers] = [no_timers()]
         if len(self.tombstones) < len(ids):
@@ -387,7 +385,7 @@ class Cancels:
         return concat_timers(parts)
 
     def named_origins(self) -> Int64s:
-        """The origins that tombstones name."""
+        """The origins that tombstones name, in order, each once."""
         lookup, found = self.tombstones.lookup(), [np.empty(0, np.int64)]
         if max(lookup.highest.by_origin, lookup.highest.by_command) >= 0:
             for run in lookup.runs():
@@ -397,15 +395,15 @@ class Cancels:
 
     @staticmethod
     def tally_once(timers: Timers, finished: Callable[[Positions], Bools]) -> Tally:
-        """Unfinished timers, each counted once."""
+        """Counts of the unfinished timers, each counted once."""
         _, once = np.unique(timers.offset, return_index=True)
         timers = timers[once]
         return _tally(timers[~finished(timers)])
 
     def expired_before_ms(self, resident: Resident, on_loan: RowRefs, now_ms: int) -> int:
-        """Tombstones that expire before this may be dropped: the time is over; nothing that is at or before it is
-        unfinished (and a tombstone expires no sooner than what it covers); and every copy that an earlier process may
-        have left in the log has been read.
+        """The time (ms) before which an expired tombstone may be dropped. It is past, and all rows before it are
+        finished; a tombstone does not expire before the rows that it covers. While copies of an earlier process may be
+        unread, it is AT_MIN.
 
         `on_loan` are the rows of the open transaction.
         """
@@ -418,12 +416,12 @@ class Cancels:
 
 
 def _later(some: tuple[Int64s, Int64s], others: tuple[Int64s, Int64s]) -> tuple[Int64s, Int64s]:
-    """Of two look-ups of the same keys the larger offsets and expiries."""
+    """The larger offsets and expiries of two look-ups of the same keys."""
     return np.maximum(some[0], others[0]), np.maximum(some[1], others[1])
 
 
 def _below(lookup: Lookup, what: np.uint64, offset: Int64s, origin: Int64s) -> Bools:
-    """Mask of the rows of these origins that are below the tombstones of a kind of command."""
+    """Mask of the rows with offsets below the tombstones of their origins; `what` is MOVE or RECALL."""
     mask: Bools = offset < lookup.highest.by_command
     if mask.any():
         found, _ = lookup.look_up(keys_of(what, origin[mask]))
@@ -432,8 +430,8 @@ def _below(lookup: Lookup, what: np.uint64, offset: Int64s, origin: Int64s) -> B
 
 
 def named_by(payload: pa.RecordBatch, index: npt.NDArray[Any], origin: Int64s) -> tuple[Int64s, Int64s]:
-    """Of commands by origin, the rows `index` of `entry.PAYLOAD` with these origins: which of them names what, and the
-    offsets that they name, each command's in order and once."""
+    """The originals that commands by origin name; the commands are rows `index` of `entry.PAYLOAD`. Returns pairs: the
+    command's number, and the named offset, for each command in order and once."""
     several = np.flatnonzero(origin == SEVERAL)
     if not len(several):
         return np.arange(len(origin)), origin

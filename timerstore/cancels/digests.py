@@ -1,13 +1,13 @@
-"""Digests of ids: what tombstones and the id index know a timer by.
+"""Digests of ids: the keys of tombstones and of the id index.
 
-An id is text of any length; here it is 128 bits, MurmurHash3 (Austin Appleby's x64 variant). Two of n ids collide with
-a chance of about n^2 / 2^129: 10^-19 for ten thousand million of them, far below that of a disk's undetected error. A
-producer that constructs a collision cancels a message in a topic to which it may write cancels anyway.
+An id is text of any length; its digest has 128 bits, MurmurHash3 (Austin Appleby's x64 variant). Among n ids, two
+collide with a chance of about n^2 / 2^129: 10^-19 for ten thousand million ids, far below that of a disk's undetected
+error. A producer that constructs a collision can only cancel messages in a topic to which it may write cancels anyway.
 
-Cancels and commands by origin have keys of their own: they tell the offset (`lo`), and what they are (`hi`), which an
-id's digest is with a chance of 2^-64.
+The key of an origin is the offset (`lo`), and a hash of offset and kind (`hi`); the kinds are cancels by origin, moves
+and recalls. An id's digest equals such a key with a chance of 2^-64.
 
-Whole columns: ids of like length are gathered as one matrix of 64-bit words; there is no loop over rows.
+Whole columns are digested: ids of like length form one matrix of 64-bit words, without a loop over rows.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 ORIGIN = np.uint64(0x165667B19E3779F9)
 MOVE = np.uint64(0x9E3779B97F4A7C15)
 RECALL = np.uint64(0xC2B2AE3D27D4EB4F)
-"""Of keys of originals: those that cancels name, moves, and recalls."""
+"""Kinds of keys of origins: of cancels by origin, of moves, of recalls."""
 _FIVE, _N1, _N2, _33 = np.uint64(5), np.uint64(0x52DCE729), np.uint64(0x38495AB5), np.uint64(33)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Digests:
-    """128-bit keys as two uint64 vectors. Sorted ones are in the order of (hi, lo)."""
+    """128-bit keys as two uint64 vectors; they sort by (hi, lo)."""
 
     hi: Uint64s
     lo: Uint64s
@@ -53,7 +53,7 @@ class Digests:
         return order
 
     def starts(self) -> npt.NDArray[np.intp]:
-        """Where each distinct key of sorted ones begins."""
+        """The first index of each distinct key; the keys are sorted."""
         new = (self.hi[1:] != self.hi[:-1]) | (self.lo[1:] != self.lo[:-1])
         return np.flatnonzero(np.r_[len(self) > 0, new][: len(self)])
 
@@ -70,11 +70,11 @@ def concat_digests(parts: Sequence[Digests]) -> Digests:
 
 
 def digest(ids: pa.ChunkedArray | pa.Array) -> Digests:
-    """Keys of a string column without nulls."""
+    """The digests of a string column without nulls."""
     ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     offsets = np.frombuffer(ids.buffers()[1], dtype=np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
     begin, end = (int(offsets[0]), int(offsets[-1])) if len(ids) else (0, 0)
-    # Words are read beyond an id's end; what is not its own is masked out.
+    # Words reach beyond an id's end; the foreign bytes are masked out.
     data = np.zeros(end - begin + 16, dtype=np.uint8)
     if end > begin:
         data[: end - begin] = np.frombuffer(ids.buffers()[2], dtype=np.uint8)[begin:end]
@@ -89,7 +89,7 @@ def digest(ids: pa.ChunkedArray | pa.Array) -> Digests:
 
 
 def digests_or_zeros(ids: pa.Array) -> Digests:
-    """Of ids, zeros where there is none."""
+    """The digests of a string column; zeros for null."""
     found = Digests(np.zeros(len(ids), np.uint64), np.zeros(len(ids), np.uint64))
     rows = np.flatnonzero(ids.is_valid().to_numpy(zero_copy_only=False))
     if len(rows):
@@ -99,28 +99,28 @@ def digests_or_zeros(ids: pa.Array) -> Digests:
 
 
 def keys_of(what: np.uint64, origins: Int64s) -> Digests:
-    """Keys of original records by their offsets: ORIGIN, MOVE or RECALL."""
+    """The keys of origins; `what` is ORIGIN, MOVE or RECALL."""
     lo = origins.astype(np.uint64)
     return Digests(_final(lo ^ what), lo)
 
 
 def are_of(what: np.uint64, keys: Digests) -> Bools:
-    """Which keys are of `keys_of`, bool[n]."""
+    """Mask of the keys of origins of the kind `what`, bool[n]."""
     mask: Bools = keys.hi == _final(keys.lo ^ what)
     return mask
 
 
 def are_commands(keys: Digests) -> Bools:
-    """Which keys are of moves or recalls."""
+    """Mask of the keys of moves or recalls."""
     return are_of(MOVE, keys) | are_of(RECALL, keys)
 
 
 def find(keys: Digests, wanted: Digests) -> Int64s:
-    """Where each wanted key is among sorted, distinct `keys`; -1 where it is not."""
+    """The index of each wanted key among sorted, distinct `keys`; -1: absent."""
     result = np.full(len(wanted), -1, dtype=np.int64)
     at = np.searchsorted(keys.hi, wanted.hi)
     open_rows = np.flatnonzero(at < len(keys))
-    # More than one step only where two keys share 64 bits.
+    # A second step is needed only for keys that share 64 bits.
     while len(open_rows):
         here = at[open_rows]
         open_rows = open_rows[keys.hi[here] == wanted.hi[open_rows]]
@@ -134,8 +134,8 @@ def find(keys: Digests, wanted: Digests) -> Int64s:
 
 
 def find_all(keys: Digests, wanted: Digests, rows_max: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """Every occurrence of the wanted keys among sorted `keys`: pairs of (index in `wanted`, index in `keys`), at most
-    `rows_max` at a time, should one key be that of millions of rows."""
+    """All occurrences of the wanted keys among sorted `keys`: pairs of (index in `wanted`, index in `keys`), at most
+    `rows_max` at a time, as one key may have millions of rows."""
     first = np.searchsorted(keys.hi, wanted.hi, side="left")
     found = np.flatnonzero(first < len(keys))
     found = found[keys.hi[first[found]] == wanted.hi[found]]
@@ -160,13 +160,13 @@ def _words(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s, blocks:
 
 
 def _murmur(words: Uint64s, length: Uint64s) -> tuple[Uint64s, Uint64s]:
-    """MurmurHash3 x64 128 of rows of like block count. The last block is the tail, unless it is full."""
+    """MurmurHash3 x64 128 of rows with one block count. The last block is the tail, unless it is full."""
     h1, h2 = np.zeros_like(length), np.zeros_like(length)
     blocks = words.shape[1] // 2
     full = (length % np.uint64(16)) == 0
     for block in range(blocks):
         h1 ^= _rotl(words[:, 2 * block] * _C1, 31) * _C2
-        # A tail is mixed in, and nothing more.
+        # The tail has no second mixing step.
         body = True if block < blocks - 1 else full
         h1 = np.where(body, (_rotl(h1, 27) + h2) * _FIVE + _N1, h1)
         h2 ^= _rotl(words[:, 2 * block + 1] * _C2, 33) * _C1

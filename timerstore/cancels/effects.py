@@ -1,11 +1,11 @@
-"""Effects: what the commands of a batch are about, read in bounded memory. (What they come to: commands.py.)
+"""Effects: the rows that the commands of a batch cover, read in bounded memory. (commands.py has the decisions.)
 
-    by origin   the pending rows of the originals that it names; of a move with all that its copies need
-    by id       where the timers of the id are. It only writes commands by origin, so that it needs no payload, and all
-                commands of a batch with one id share them
+    by origin   the pending rows of the named originals, for a move with all columns that its copies need
+    by id       the positions of the id's timers; the command only writes commands by origin, so that it needs no
+                payload, and all commands of a batch with one id share the timers
 
-Commands are read in order of offset, as many at a time as there is room for: what each of them is to hold is counted
-before it is made. A batch is to be cut in front of the first one for which there is none.
+Commands are processed in order of offset, in groups that fit the byte budget: the size of an effect is counted before
+the effect is made. The caller cuts a batch before the first command that does not fit.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from timerstore.rows.entry import DECIDED, PAYLOAD, PAYLOAD_COLUMNS, UNCOPYABLE,
 from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, Positions
 
 ROWS_MAX: Final = 1_000
-"""Messages that one command by id may be about. (One by origin covers all of its message when it is read again.)"""
+"""Limit of the messages that one command by id covers. (A command by origin must cover its whole message at a
+replay.)"""
 FIRST_READ: Final = 64
-"""So many messages that commands are about are read first, and then as many as there is room for,"""
+"""Messages in the first group of commands; later groups fill the byte budget."""
 FEWER: Final = 4
-"""and so many times fewer where they turn out to be larger than those before."""
+"""Divisor of a group's messages, after they were larger than expected."""
 RECALLED: Final = ["kind", "target", "id", "origin", "schedule"]
-"""What is kept of the rows of recalls, which write no copies."""
+"""Columns of the rows of recalls, which write no copies."""
 EFFECT_BYTES: Final = 2_000
-"""What a command takes without its rows, about,"""
+"""Estimated bytes of a command without its rows."""
 TIMER_BYTES: Final = 64
-"""and a timer of an id, of which no payload is kept."""
+"""Estimated bytes of one timer of an id, without payload."""
 NO_PAYLOAD: Final = pa.RecordBatch.from_arrays([], names=[])
 
 
 class NoRoom(Exception):
-    """`cut` is the offset of the first command for whose messages there is no room."""
+    """The messages of a command exceed the byte budget; `cut` is the offset of the first such command."""
 
     def __init__(self, cut: int) -> None:
         super().__init__()
@@ -52,12 +53,12 @@ class NoRoom(Exception):
 
 
 class TooLarge(Exception):
-    """What is asked for takes more bytes than it may."""
+    """A result exceeds its limit of bytes."""
 
 
 RowsOf = Callable[[Int64s, Sequence[str], int | None], tuple[RowRefs, pa.Table]]
-"""The pending rows of originals, with some columns of `entry.PAYLOAD`; with a number of
-bytes, TooLarge is raised instead soon after they have become more."""
+"""The pending rows of originals, with some columns of `entry.PAYLOAD`. Given a limit of bytes, it raises TooLarge soon
+after the rows exceed it."""
 
 
 def effects_of(
@@ -70,10 +71,10 @@ def effects_of(
     room_bytes: int,
     waiting: Collection[Id] = (),
 ) -> list[Effect]:
-    """The effects of the commands among `fresh` rows (`row` is the index in `payload`); `is_pending` bool[n]: not
-    finished, and not covered by a tombstone; `is_over` says the opposite of timers. `waiting` are ids that moves name
-    which were read before, and are not decided. Raises NoRoom where they take more
-    than `room_bytes`, though the first one is always read; and as `rows_of` does."""
+    """The effects of the commands among `fresh` rows (`row` is the index in `payload`). `is_pending` bool[n]: neither
+    finished, nor covered by a tombstone; `is_over` returns the opposite mask for timers. `waiting` are the ids of
+    earlier undecided moves. Raises NoRoom if the effects exceed `room_bytes`, though the first command always fits; and
+    as `rows_of` does."""
     kind = payload.column("kind").to_numpy()[fresh.row]
     chosen = np.isin(kind, DECIDED) & is_pending
     if not chosen.any():
@@ -86,7 +87,7 @@ def effects_of(
         group = batch.first(order[begin:], count)
         try:
             found, size = batch.read(group, None if len(group) == 1 else max(room, 0))
-        except TooLarge:  # those before were smaller
+        except TooLarge:  # the estimate came from smaller messages
             count = batch.messages(group) // FEWER
             continue
         effects += found
@@ -98,7 +99,7 @@ def effects_of(
 
 
 class _Batch:
-    """The commands of a batch that are not finished: `order` are the indices of those with effects, by offset."""
+    """The unfinished commands of a batch. `order` has the indices of those with effects, by offset."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class _Batch:
         rows_of: RowsOf,
         waiting: Collection[Id],
     ) -> None:
-        """`timers` are those of the batch that are pending."""
+        """`timers` are the pending timers of the batch."""
         self.commands, index = commands, commands.row
         self._payload, self._timers, self._is_over, self._rows_of = payload, timers, is_over, rows_of
         ids, origin = payload.column("id").take(pa.array(index)), payload.column("origin").to_numpy()[index]
@@ -121,7 +122,7 @@ class _Batch:
         self._keys = digests_or_zeros(ids)
         self._key_of = {i: (int(self._keys.hi[i]), int(self._keys.lo[i])) for i in np.flatnonzero(by_id).tolist()}
         self._below: dict[tuple[int, int], int] = {}
-        """The last command of each id."""
+        """The offset of the last command of each id."""
         for i, key in self._key_of.items():
             self._below[key] = max(self._below.get(key, 0), int(commands.offset[i]))
         moves = Counter(key for i, key in self._key_of.items() if self._is_move[i])
@@ -132,7 +133,7 @@ class _Batch:
         which, offsets = named_by(payload, index[here], origin[here])
         parts = np.split(offsets, np.flatnonzero(np.diff(which)) + 1) if len(here) else []
         for i, named in zip(here.tolist(), parts, strict=True):
-            # Nothing below a command has an origin above it.
+            # No row below a command has an origin above it.
             self._named[i] = named
             self._about[i] = named[named < commands.offset[i]].tolist()
         self.order: list[int] = sorted([*self._about, *self._key_of], key=commands.offset.tolist().__getitem__)
@@ -142,11 +143,11 @@ class _Batch:
         self._of_id: dict[tuple[int, int], _OfId] = {}
 
     def messages(self, commands: Sequence[int]) -> int:
-        """About how many messages some commands are."""
+        """The estimated number of messages that some commands cover."""
         return sum(map(self._weight, commands))
 
     def first(self, commands: Sequence[int], messages: int) -> list[int]:
-        """The first of these commands, about so many messages, and one at least."""
+        """The first of these commands, together about `messages` messages; at least one command."""
         ends = np.cumsum([self._weight(i) for i in commands])
         return list(commands[: max(1, int(np.searchsorted(ends, messages, side="right")))])
 
@@ -154,10 +155,10 @@ class _Batch:
         return max(1, len(self._about.get(i, ())))
 
     def read(self, commands: Sequence[int], bytes_max: int | None) -> tuple[list[Effect], int]:
-        """Their effects, and how many bytes these take. Raises TooLarge."""
+        """The effects of some commands, and their size in bytes. Raises TooLarge above `bytes_max`."""
         size = EFFECT_BYTES * len(commands)
         keys = [(self._key_of.get(i), i) for i in reversed(commands)]
-        new = {key: i for key, i in keys if key is not None and key not in self._of_id}  # the first of each
+        new = {key: i for key, i in keys if key is not None and key not in self._of_id}  # each id's first
         of_id = self._read_ids(new, _left(bytes_max, size))
         size += sum(TIMER_BYTES * len(each.timers) for each in of_id.values())
         found: dict[int, _Found] = {}
@@ -166,7 +167,7 @@ class _Batch:
             wanted = [origin for i in mine for origin in self._about[i]]
             if mine:
                 whole = _Found.of(wanted, columns, self._timers, self._payload, self._rows_of, _left(bytes_max, size))
-                rows = sum(whole.count(self._about[i]) for i in mine)  # each has its own, of shared messages too
+                rows = sum(whole.count(self._about[i]) for i in mine)  # each effect has its own rows of a message
                 size += max(whole.payload.nbytes, int(whole.row_bytes * rows))
                 found |= dict.fromkeys(mine, whole)
         _left(bytes_max, size)
@@ -191,7 +192,7 @@ class _Batch:
                 segment.drop_pages()
 
     def _large(self, timers: Sequence[Timers], bytes_max: int | None) -> Int64s:
-        """Which of these are too large for a copy (their offsets, in order). Raises TooLarge."""
+        """The offsets of the timers that are too large for a copy, in order. Raises TooLarge."""
         wanted = [origin for each in timers for origin in each.origin.tolist()]
         if not wanted:
             return EMPTY.offset
@@ -218,7 +219,7 @@ class _Batch:
         of_id, digest = self._of_id[key], self._keys[i : i + 1]
         is_too_many = of_id.end < offset
         rows = no_timers() if is_too_many else of_id.timers
-        # The last one is finished last.
+        # The last command of the id is finished last, so the shared timers count for it.
         shared = TIMER_BYTES * len(of_id.timers) if offset == self._below[key] else 0
         return Effect(
             offset=offset,
@@ -239,20 +240,21 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OfId:
-    """The pending timers of an id, by offset: those of its first ROWS_MAX messages that lie below `end`, the offset of
-    the first timer of one more."""
+    """The pending timers of an id, by offset: timers of its first ROWS_MAX messages, below `end`, the offset of the
+    first timer of the next message."""
 
     timers: Timers
     end: int
     copied: Copied = field(default_factory=Copied)
     large: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    """The originals that are too large for a copy, where several moves name the id."""
+    """Originals that are too large for a copy, if several moves name the id."""
 
 
 def _of_ids(
     keys: Digests, below: Int64s, holders: Collection[Any], is_over: Callable[[Timers], Bools], bytes_max: int | None
 ) -> list[_OfId]:
-    """What is pending of ids below some offsets. Raises TooLarge soon after it is more than so many bytes."""
+    """The pending timers of each id (`keys`), with offsets below that of the id in `below`. Raises TooLarge soon after
+    they exceed `bytes_max`."""
     ends, begun = below.copy(), np.full(len(keys), OFFSET_MAX, np.int64)
     held: tuple[Int64s, ...] = (EMPTY.offset,) * 4
     parts: list[tuple[Int64s, ...]] = []
@@ -284,14 +286,14 @@ def _of_ids(
 
 
 def _pieces(holders: Collection[Any], keys: Digests) -> Iterator[tuple[Int64s, Timers]]:
-    """(index in `keys`, timer) of all timers with these keys, a bounded number at a time."""
+    """(index in `keys`, timer) of all timers with these keys, in pieces of bounded size."""
     return chain.from_iterable(holder.matches(keys) for holder in holders)
 
 
 def _first_messages(parts: Sequence[tuple[Int64s, ...]], ends: Int64s, begun: Int64s) -> tuple[Int64s, ...]:
-    """Of timers (the index of their id, offset, `at`, `origin`), each once, by id and offset, those of the first
-    ROWS_MAX messages of each id. Where there are more, `begun` becomes the offset of the first timer of one more, and
-    so does `ends`: what lies there is not wanted."""
+    """The timers of the first ROWS_MAX messages of each id, each once, by id and offset. The columns are the index of
+    the id, `offset`, `at` and `origin`. If an id has more messages, its `begun` and `ends` are lowered to the offset of
+    the next message's first timer, as timers from there on are not needed."""
     query, offset, at, origin = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((offset, query))
     query, offset, at, origin = (column[order] for column in (query, offset, at, origin))
@@ -302,7 +304,7 @@ def _first_messages(parts: Sequence[tuple[Int64s, ...]], ends: Int64s, begun: In
     is_first: Bools = np.ones(len(offset), np.bool_)
     is_first[by_message[1:]] = (np.diff(query[by_message]) != 0) | (np.diff(origin[by_message]) != 0)
     nth: Int64s = np.cumsum(is_first)
-    nth -= nth[np.searchsorted(query, query)] - 1  # the first row of each id is of its first message
+    nth -= nth[np.searchsorted(query, query)] - 1  # the first row of each id belongs to its first message
     beyond = nth > ROWS_MAX
     np.minimum.at(begun, query[beyond], offset[beyond])
     np.minimum(ends, begun, out=ends)
@@ -311,14 +313,14 @@ def _first_messages(parts: Sequence[tuple[Int64s, ...]], ends: Int64s, begun: In
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """Rows sorted by original and offset; `row_bytes` is what one of them takes, on average."""
+    """Rows sorted by original and offset; `row_bytes` is their average size."""
 
     at: Int64s
     offset: Int64s
     payload: pa.RecordBatch
     row_bytes: float
     spans: dict[int, tuple[int, int]]
-    """Where the rows of each original begin and end."""
+    """The first index of each original's rows, and the end."""
 
     @classmethod
     def of(
@@ -330,8 +332,8 @@ class _Found:
         rows_of: RowsOf,
         bytes_max: int | None = None,
     ) -> _Found:
-        """The pending rows of these originals, of the store and among `timers` of the batch, with some columns. Raises
-        TooLarge as `rows_of` does."""
+        """The pending rows of originals, from the store and among `timers` of the batch, with some columns. Raises
+        TooLarge, as `rows_of` does."""
         wanted = np.unique(np.array(origins, dtype=np.int64))
         rows, table = rows_of(wanted, columns, bytes_max)
         mine = timers[
@@ -362,7 +364,7 @@ class _Found:
         return sum(end - start for start, end in (self.spans.get(each, (0, 0)) for each in origins))
 
     def rows_of(self, origins: Sequence[int], below: int) -> tuple[Positions, pa.RecordBatch]:
-        """The rows of some originals whose own offsets lie below one."""
+        """The rows of some originals with offsets below `below`."""
         if len(origins) == 1:
             start, end = self.spans.get(origins[0], (0, 0))
             end = start + int(np.searchsorted(self.offset[start:end], below))
@@ -383,19 +385,19 @@ class _Above:
         self._ids = digests_or_zeros(ids) if len(copies) else concat_digests([])
 
     def of(self, offset: int, named: Int64s) -> Int64s:
-        """The originals, among those `named`, of the copies above a command."""
+        """The originals, among `named`, with copies above the offset of a command."""
         origin = self._origin[self._offset > offset]
         return np.unique(origin[among(origin, within_reach(named))])
 
     def of_id(self, offset: int, key: Digests) -> Int64s:
-        """Those of the copies of an id."""
+        """The originals with copies of an id above the offset of a command."""
         is_of = (self._offset > offset) & (self._ids.hi == key.hi[0]) & (self._ids.lo == key.lo[0])
         found: Int64s = self._origin[is_of]
         return found
 
 
 def _left(bytes_max: int | None, size: int) -> int | None:
-    """What is left of a number of bytes, if there is one. Raises TooLarge."""
+    """The rest of `bytes_max` (None: no limit) after `size` bytes. Raises TooLarge below 0."""
     if bytes_max is None:
         return None
     if size > bytes_max:
@@ -404,7 +406,7 @@ def _left(bytes_max: int | None, size: int) -> int | None:
 
 
 def _timers(payload: pa.RecordBatch, rows: RowRefs) -> Timers:
-    """Timers of a batch with ids, sorted by them."""
+    """The timers with ids among rows of a batch, sorted by key."""
     ids = payload.column("id").take(pa.array(rows.row))
     rows = rows[ids.is_valid().to_numpy(zero_copy_only=False)]
     keys = digest(ids.drop_null())

@@ -1,12 +1,12 @@
-"""Where the timers of an id are: what a cancel asks for, so that they leave the gauges when it is read.
+"""The id index: the places of timers with ids. By it a cancel takes them out of the gauges when it is read.
 
-Delivery does not need this index: a row that is due shows its id, and a tombstone covers it or not. The counts of
-pending timers do, and searches (find.py), and only for timers with an id. It has two parts:
+Delivery does not need it: a due row has its id, and a tombstone covers it or not. Counts of pending timers need it, and
+searches (find.py). It has two parts:
 
-    unstored   timers that no segment holds, in memory, as sorted runs; finished ones are dropped as the runs grow
-    segments   beside each segment that has timers with ids, a column file sorted by key, made from the segment
+    unstored   timers that no segment has, in memory, as sorted runs; finished ones are dropped as the runs grow
+    segments   a column file, sorted by key, beside each segment that has timers with ids
 
-A segment's index is derived from it: one that is missing or damaged is made again.
+A segment's id index is derived from the segment, and made again if it is missing or damaged.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Int32s = npt.NDArray[np.int32]
 SCHEMA: Final = {"hi": "<u8", "lo": "<u8", "at": "<i8", "offset": "<i8", "origin": "<i8", "target": "<i4"}
 READ: Final = ["offset", "at", "kind", "target", "id", "origin", "schedule"]
 FOUND_ROWS_MAX: Final = 1 << 18
-"""How many timers are looked at at a time."""
+"""The size of a piece, in timers."""
 UNSTORED_SLACK: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timers(Positions):
-    """Timers, by the digest of their id or by their origin. `target` int32[n] is the index of the target in `names`
-    (which has "" for the default)."""
+    """Timers with `keys`: digests of their ids, or keys of their origins. `target` int32[n] is the index of the target
+    in `names`; the name of the default target is ""."""
 
     keys: Digests
     origin: Int64s
@@ -56,12 +56,12 @@ class Timers(Positions):
         )  # fmt: skip
 
     def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
-        """As `SegmentIds.matches`, of a run in memory."""
+        """As `SegmentIds.matches`, for a run in memory."""
         return ((query, self[found]) for query, found in find_all(self.keys, wanted, FOUND_ROWS_MAX))
 
 
 def concat_timers(parts: Sequence[Timers]) -> Timers:
-    """All rows, one after the other; names may occur twice."""
+    """All timers, in the order of `parts`; a name may occur twice in `names`."""
     if len(parts) == 1:
         return parts[0]
     bases = np.cumsum([0, *(len(p.names) for p in parts)])
@@ -81,7 +81,7 @@ def no_timers() -> Timers:
 
 
 class SegmentIds:
-    """The index of a segment, open."""
+    """The open id index of a segment."""
 
     def __init__(self, file: ColumnFile) -> None:
         self._file = file
@@ -91,7 +91,7 @@ class SegmentIds:
         return len(self._file)
 
     def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
-        """(index in `wanted`, timer) of all timers with these keys, in pieces of bounded size."""
+        """(index in `wanted`, timer) of all timers with these keys, in pieces of at most FOUND_ROWS_MAX."""
         keys = Digests(self._file["hi"], self._file["lo"])
         return ((query, self._timers(found)) for query, found in find_all(keys, wanted, FOUND_ROWS_MAX))
 
@@ -114,7 +114,7 @@ class SegmentIds:
 
 
 def open_or_make(segment: Path, crc: int) -> SegmentIds:
-    """The index beside a segment file whose footer has this CRC. Raises as `column_file.derived`."""
+    """The id index of a segment file whose footer has this CRC. Raises as `column_file.derived`."""
     path = segment.with_suffix(files.IDS_SUFFIX)
     return columns.derived(path, crc, SegmentIds, partial(_make, segment, path, crc))
 
@@ -148,14 +148,14 @@ def _of_table(table: pa.Table, targets: dict[str, int]) -> dict[str, Any]:
 
 
 def timers_with_ids(kind: pa.ChunkedArray | pa.Array, id: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Mask of the rows that an index holds."""
+    """Mask of the rows that the id index has: timers with ids."""
     mask = (kind.to_numpy() == Kind.TIMER) & id.is_valid().to_numpy(zero_copy_only=False)
     return pa.array(mask)
 
 
 def target_codes(target: pa.ChunkedArray | pa.Array, codes: dict[str, int]) -> Int32s:
-    """Codes of a column of targets (null: ""); new names get the next ones, and those beyond the first thousand the
-    same one."""
+    """Codes of a column of targets (null: ""), int32[n]. New names get the next codes; all names beyond the first
+    thousand share one."""
     column = target.combine_chunks() if isinstance(target, pa.ChunkedArray) else target
     encoded = column.fill_null("").dictionary_encode()
     known = np.array([_code(name, codes) for name in encoded.dictionary.to_pylist()], dtype=np.int32)
@@ -163,7 +163,7 @@ def target_codes(target: pa.ChunkedArray | pa.Array, codes: dict[str, int]) -> I
 
 
 def timers_of(keys: Digests, rows: Positions, origin: Int64s, target: pa.ChunkedArray | pa.Array) -> Timers:
-    """Timers, row by row; a target that is null is the default."""
+    """Timers with these keys, positions, origins and targets (null: the default)."""
     names: dict[str, int] = {}
     codes = target_codes(target, names)
     return Timers(keys=keys, at=rows.at, offset=rows.offset, origin=origin, target=codes, names=tuple(names))
@@ -175,7 +175,7 @@ def _code(name: str, codes: dict[str, int]) -> int:
 
 @dataclass(slots=True)
 class Unstored:
-    """Timers with ids that are in no segment. `runs` is replaced, never changed: it is a snapshot."""
+    """Timers with ids that are in no segment. `runs` is a snapshot: it is replaced, never changed."""
 
     runs: tuple[Timers, ...] = ()
     _pruned_rows: int = field(default=0)
@@ -184,7 +184,7 @@ class Unstored:
         return sum(len(run) for run in self.runs)
 
     def add(self, timers: Timers, is_gone: Callable[[Timers], Bools]) -> None:
-        """New timers, sorted by key. When there are twice as many as once remained, those that are gone are dropped."""
+        """Add timers, sorted by key. Above twice the size after the last pruning, timers that are gone are dropped."""
         if not len(timers):
             return
         runs = [*self.runs, timers]
@@ -197,14 +197,14 @@ class Unstored:
             self.prune(is_gone)
 
     def prune(self, is_gone: Callable[[Timers], Bools]) -> None:
-        """Drop the timers that a segment holds now, or that are finished."""
+        """Drop the timers that are gone: in a segment now, or finished."""
         left = (run[~is_gone(run)] for run in self.runs)
         self.runs = tuple(run for run in left if len(run))
         self._pruned_rows = len(self)
 
 
 def _renamed(timers: Timers) -> Timers:
-    """Each name once."""
+    """The same timers, with each name once."""
     codes: dict[str, int] = {}
     known = np.array([_code(name, codes) for name in timers.names], dtype=np.int32)
     return Timers(

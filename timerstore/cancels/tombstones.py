@@ -1,16 +1,16 @@
-"""Tombstones: what a cancel leaves behind (invariant I7).
+"""Tombstones, the traces of cancels (invariant I7).
 
-A tombstone says: every unfinished timer with this id, or with this origin, and an origin offset below
-`offset` is cancelled. There is one for a key; a later cancel moves its offset up. That of a command (commands.py) has a
-key of its own for the same origin, and says: every row of this origin whose *own* offset lies below `offset`.
+A tombstone covers all unfinished timers of an id, or of an origin, with origin offsets below `offset`. Each key has one
+tombstone; a later cancel raises its offset. The tombstone of a command (commands.py) has another key for the origin,
+and covers all rows of the origin whose *own* offsets are below `offset`.
 
-They are sorted runs, newest last: small ones in memory, the others in column files that a flush has written and the
-checkpoint names. Memory runs of like size are merged, and so are files, so that a tombstone is written a logarithmic
-number of times and a lookup asks few runs. Merging keeps the largest offset and the latest expiry of a key, so a key
-in several runs does no harm, nor does a file with more in it than the checkpoint's offsets cover: what is read from
-Kafka again makes the same tombstone again.
+Tombstones form sorted runs, the newest last: small runs in memory, the others in column files that flushes have
+written, and the checkpoint names. Runs of like size are merged, in memory and on disk, so that a tombstone is written a
+logarithmic number of times, and a look-up asks few runs. A merge keeps a key's largest offset and latest expiry, so a
+key may be in several runs. A file may also have tombstones from above the checkpoint's offset: the cancels are read
+from Kafka again, and make the same tombstones.
 
-A tombstone is dropped, by a merge, when it has expired (see `Cancels.expired_before_ms` for when that may be).
+A merge drops expired tombstones (`Cancels.expired_before_ms` has the condition).
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ MERGE_STEP_ROWS: Final = 32_768
 """A merge of files holds this many rows of each in memory."""
 
 NONE: Final = -1
-"""In place of an offset, where there is no tombstone."""
+"""The offset without a tombstone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Highest:
-    """The largest offsets of tombstones, -1 where there are none: of all (a timer of a higher origin cannot be
-    covered), of cancels by origin, and of commands (a row of a higher offset cannot be covered by one)."""
+    """The largest offsets of tombstones: of all (no timer of a higher origin is covered), of cancels by origin, and of
+    commands (these cover no row of a higher offset); -1: no tombstone."""
 
     any: int = NONE
     by_origin: int = NONE
     by_command: int = NONE
 
     def raised(self, run: Run) -> Highest:
-        """With the tombstones of a run."""
+        """The largest offsets with a run's tombstones added."""
         if not len(run):
             return self
         parts = (run.offset[are_of(ORIGIN, run.keys)], run.offset[are_commands(run.keys)])
@@ -64,7 +64,7 @@ class Highest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Tombstones in the order of their distinct keys; `offset` and `expire_ms` int64[n]."""
+    """Tombstones sorted by their distinct keys; `offset` and `expire_ms` are int64[n]."""
 
     keys: Digests
     offset: Int64s
@@ -93,7 +93,7 @@ class TombstoneFile:
         return len(self.file)
 
     def run(self, part: slice = slice(None)) -> Run:
-        """Rows of it; the columns stay where they are, on disk."""
+        """Rows of the file; their columns stay on disk."""
         return Run(
             keys=Digests(self.file["hi"][part], self.file["lo"][part]),
             offset=self.file["offset"][part],
@@ -113,12 +113,12 @@ class Lookup:
     highest: Highest
 
     def runs(self) -> Iterator[Run]:
-        """All of it; the columns of files stay on disk."""
+        """All runs; the columns of files stay on disk."""
         yield from self.memory
         yield from (file.run() for file in self.files)
 
     def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
-        """(offset, expire_ms) of each wanted key's tombstone, int64[n] each; -1 where there is none."""
+        """(offset, expire_ms) of the tombstone of each wanted key, int64[n] each; -1: none."""
         offset, expire_ms = np.full(len(wanted), -1, np.int64), np.full(len(wanted), -1, np.int64)
         runs: tuple[Run | TombstoneFile, ...] = (*self.memory, *self.files)
         for each in runs:
@@ -128,12 +128,12 @@ class Lookup:
         return offset, expire_ms
 
     def __len__(self) -> int:
-        """How many runs there are."""
+        """The number of runs."""
         return len(self.memory) + len(self.files)
 
 
 class Tombstones:
-    """See the module. One lock outside guards it; runs are immutable, so a `Lookup` stays what it is."""
+    """See the module. The caller's lock guards it. Runs are immutable, so a `Lookup` never changes."""
 
     def __init__(self) -> None:
         self._frozen: tuple[Run, ...] = ()
@@ -151,7 +151,7 @@ class Tombstones:
 
     @property
     def files(self) -> tuple[TombstoneFile, ...]:
-        """What the checkpoint names, oldest first."""
+        """The files that the checkpoint names, oldest first."""
         return self._files
 
     def lookup(self) -> Lookup:
@@ -163,7 +163,7 @@ class Tombstones:
             self._highest = self._highest.joined(file.highest)
 
     def add(self, run: Run) -> None:
-        """New tombstones."""
+        """Add new tombstones."""
         if not len(run):
             return
         runs = [*self._memory, run]
@@ -174,9 +174,8 @@ class Tombstones:
         self._highest = self._highest.raised(run)
 
     def merge(self, expired_before_ms: int) -> TombstoneMerge | None:
-        """What no file holds yet, to be written (what comes from now on is kept apart from it), and the files to be
-        merged with it: the newest, while they are not much larger, and those that have expired. None: nothing is to be
-        done."""
+        """The next merge: all tombstones in memory, which are frozen (later ones are kept apart), the newest files
+        that are not much larger, and all expired files. None: there is no tombstone to merge."""
         self._frozen, self._memory = (*self._frozen, *self._memory), ()
         absorbed, rows, is_growing = [], sum(map(len, self._frozen)), True
         for file in reversed(self._files):
@@ -189,14 +188,14 @@ class Tombstones:
         return TombstoneMerge(runs=self._frozen, absorbed=tuple(absorbed), expired_before_ms=expired_before_ms)
 
     def stored(self, absorbed: Sequence[TombstoneFile], file: TombstoneFile | None) -> None:
-        """`file` (None: nothing was left) has taken the place of what was frozen and of the files `absorbed`."""
+        """Put `file` in place of the frozen runs and of the files `absorbed`; None: no tombstone is left."""
         self._frozen = ()
         kept = tuple(f for f in self._files if f not in absorbed)
         self._files = kept if file is None else (*kept, file)
 
 
 def merged(runs: Sequence[Run]) -> Run:
-    """One run of all: the largest offset and the latest expiry of each key."""
+    """One run of all runs, with the largest offset and the latest expiry of each key."""
     keys = concat_digests([run.keys for run in runs])
     order = keys.order()
     keys = keys[order]
@@ -212,8 +211,8 @@ def merged(runs: Sequence[Run]) -> Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TombstoneMerge:
-    """Tombstones on their way into one file: runs of memory and files, without what expires before a time. A tombstone
-    at `above` or higher is lowered to `bound`."""
+    """A merge of runs in memory and of files into one file, without tombstones that expire before
+    `expired_before_ms`. An offset of `above` or higher is lowered to `bound`."""
 
     runs: tuple[Run, ...]
     absorbed: tuple[TombstoneFile, ...]
@@ -223,12 +222,12 @@ class TombstoneMerge:
 
     @classmethod
     def cut(cls, file: TombstoneFile, above: int, bound: int) -> TombstoneMerge:
-        """All of one file, with those at `above` lowered to `bound`."""
+        """All of one file, with offsets of `above` or higher lowered to `bound`."""
         return cls(runs=(), absorbed=(file,), expired_before_ms=AT_MIN, above=above, bound=bound)
 
     def pieces(self) -> Iterator[Run]:
-        """The merged rows of all, piece by piece: each piece ends where the first of the runs ends its next step, so
-        that every key is in one piece only."""
+        """The merged rows, piece by piece. A piece ends with the run whose next step ends first, so that all rows of a
+        key are in one piece."""
         parts = [_Part(run.keys.hi, run.__getitem__) for run in self.runs]
         parts += [_Part(file.file["hi"], file.run) for file in self.absorbed]
         while begun := [part for part in parts if part.done < len(part.hi)]:
@@ -242,7 +241,7 @@ class TombstoneMerge:
 
 @dataclass(slots=True)
 class _Part:
-    """A run under way: its column `hi`, how to get rows of it, and how far it is merged."""
+    """A run in a merge: its column `hi`, a function that returns its rows, and the number of merged rows."""
 
     hi: npt.NDArray[np.uint64]
     rows: Callable[[slice], Run]
@@ -254,7 +253,7 @@ class _Part:
 
 
 def write(path: Path, merge: TombstoneMerge) -> TombstoneFile | None:
-    """Write the file of a merge; None when nothing is left. Memory is bounded.
+    """Write the file of a merge; None if no tombstone is left. Memory is bounded.
 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
@@ -281,7 +280,7 @@ def write(path: Path, merge: TombstoneMerge) -> TombstoneFile | None:
 
 
 def read(path: Path, expected: NamedFile) -> TombstoneFile:
-    """Open a file that the checkpoint names. Raises Corrupt; DiskFailure when it cannot be read."""
+    """Open a file that the checkpoint names. Raises Corrupt, or DiskFailure if it cannot be read."""
     with files.reading(path):
         opened = TombstoneFile(columns.read(path))
     if opened.named != expected:

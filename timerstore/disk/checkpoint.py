@@ -1,7 +1,7 @@
-"""The checkpoint: which segments make up the index, and which offsets of the log they cover.
+"""The checkpoint: the segments of the index, and the offsets of the log that they cover.
 
-One JSON file, replaced atomically, with a CRC over its body. A row of the log below `offset` is either in a named
-segment or finished; everything from there on is read from the log again at the next start.
+It is one JSON file, replaced atomically, with a CRC of its body. A row of the log below `offset` is either in a named
+segment or finished; the next start reads the log from `offset` on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT_VERSION = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose records the index holds: the id of the cluster, and that of the log in it."""
+    """The owner of the records in the index: the id of the cluster, and the id of the log in it."""
 
     cluster_id: str
     log_id: str
@@ -29,8 +29,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFile:
-    """A segment or a file of tombstones as the checkpoint names it: file name, size in bytes, CRC-32 of its footer
-    (which a file of tombstones has those of the columns in)."""
+    """A segment or a file of tombstones, as the checkpoint names it: file name, size in bytes, CRC-32 of its footer.
+    The footer of a file of tombstones has the CRCs of the columns."""
 
     name: str
     bytes: int
@@ -39,11 +39,12 @@ class NamedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """`offset` is O_c, `progress` the last committed state known when it was written.
+    """`offset` is O_c, `progress` the committed state at the time of writing.
 
     Every cancel below `offset` is in one of the `tombstones` files, unless it has expired. `cut` is the number of the
-    last cut of the log that is known here. Without O_c (None) the log is read again: below `kept` the segments have
-    what is pending of it, which the log may have lost, and nothing from there on counts; None: the log's start.
+    last known cut of the log. Without O_c (None) the log is read again. Then the segments have the pending rows below
+    `kept`, which the log may have lost, and their other rows do not count; without `kept` (None) the log's start stands
+    in for it.
     """
 
     identity: Identity
@@ -56,8 +57,8 @@ class Checkpoint:
 
 
 def write(directory: Path, checkpoint: Checkpoint, *, frees: bool = False) -> None:
-    """Replace the directory's checkpoint durably. One that `frees` room, since files can be removed after it, takes the
-    reserve where there is no room. Raises DiskFull or DiskFailure; the old one then still stands."""
+    """Replace the directory's checkpoint durably. If files can be removed after it (`frees`), it takes the reserve when
+    the disk is full. Raises DiskFull or DiskFailure; the old checkpoint is then still valid."""
     body = json.dumps(_to_json(checkpoint), separators=(",", ":"), sort_keys=True)
     text = json.dumps({"crc": zlib.crc32(body.encode()), "body": body})
 
@@ -73,8 +74,8 @@ def write(directory: Path, checkpoint: Checkpoint, *, frees: bool = False) -> No
 
 
 def read(directory: Path) -> Checkpoint | None:
-    """The directory's checkpoint, or None when there is none. Raises Corrupt when it is damaged or of an unknown
-    version, DiskFailure when it cannot be read."""
+    """The directory's checkpoint, or None without one. Raises Corrupt if it is damaged or has an unknown version,
+    DiskFailure if it cannot be read."""
     path = directory / files.CHECKPOINT
     with files.reading(path, AttributeError):
         try:
@@ -122,7 +123,7 @@ def _from_json(body: dict[str, Any]) -> Checkpoint:
 
 
 def _step_to_json(step: Step) -> list[int]:
-    """Without a position: nothing is finished."""
+    """[offset], if no row is finished, or [offset, at_ms, offset of the position]."""
     return [step.offset] if step.position == ORIGIN else [step.offset, step.position.at_ms, step.position.offset]
 
 

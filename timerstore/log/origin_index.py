@@ -1,7 +1,7 @@
-"""Where the timers of an original are: what a search by origin asks for.
+"""The origin index: the places of the timers of an original, for searches by origin.
 
-Beside each segment lies a column file of the origins of its timers, sorted, with the row of each: twelve bytes a timer.
-It is derived from the segment; one that is missing or damaged is made again.
+Beside each segment there is a column file of its timers' origins, sorted, with the row of each: twelve bytes a timer.
+It is derived from the segment, and made again if it is missing or damaged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ READ: Final = ["kind", "origin"]
 
 
 class OriginIndex:
-    """The index of a segment, open."""
+    """The open origin index of a segment."""
 
     def __init__(self, file: ColumnFile) -> None:
         self._file = file
 
     def rows_of(self, origins: Int64s) -> Int64s:
-        """The rows, counted from the segment's beginning, of originals and of their copies."""
+        """The rows of originals and of their copies, counted from the segment's beginning, in order, each once."""
         first, end = np.searchsorted(self._file["origin"], [origins, origins + 1])
         found = [self._file["row"][a:b] for a, b in zip(first.tolist(), end.tolist(), strict=True) if a < b]
         return np.unique(np.concatenate(found)).astype(np.int64) if found else np.empty(0, np.int64)
@@ -43,7 +43,7 @@ class OriginIndex:
 
 
 def open_or_make(segment: Path, crc: int) -> OriginIndex:
-    """The index beside a segment file whose footer has this CRC. Raises as `column_file.derived`."""
+    """The origin index of a segment file whose footer has this CRC. Raises as `column_file.derived`."""
     path = segment.with_suffix(files.ORIGINS_SUFFIX)
     return columns.derived(path, crc, OriginIndex, partial(_make, segment, path, crc))
 

@@ -1,9 +1,9 @@
 """Segments: immutable Parquet files of entries, sorted by position.
 
-The footer says everything that opening and planning need, so that neither scans: whose rows they are, the ranges of
-offsets and of positions, a histogram of slots, pending counts by target, and a fence for each row group
-(its first position, its rows, its bytes in memory). Any tool that reads Parquet can look inside. Beside a segment lie
-an index of its timers' origins (origin_index.py) and, where there are timers with ids, one of those (id_index.py).
+Opening and planning need only the footer, and no scan: it has the owner of the rows, the ranges of offsets and of
+positions, a histogram of slots, counts by target, and a fence for each row group (its first position, its rows, its
+bytes in memory). Any Parquet tool can read a segment. Beside it there is an origin index (origin_index.py) and, if it
+has timers with ids, an id index (id_index.py).
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ ROW_GROUP_ROWS = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
-    """An open segment. `fences` (first positions) and the `group_*` vectors have one element a row group; `timers` is
-    the histogram of all its rows by slot and target, `ids` the index of those that have ids, `origins` that of all."""
+    """An open segment. `fences` (first positions) and the `group_*` vectors have one element for each row group;
+    `timers` is a histogram of all rows by slot, with counts by target. `ids` is its id index, `origins` its origin
+    index."""
 
     path: Path
     named: NamedFile
@@ -63,12 +64,12 @@ class Segment:
     origins: OriginIndex
 
     def groups_of(self, rows: Int64s) -> Int64s:
-        """The row groups of rows that are counted from the segment's beginning."""
+        """The row group of each row; `rows` are counted from the segment's beginning."""
         groups: Int64s = np.searchsorted(np.cumsum(self.group_rows), rows, side="right")
         return groups
 
     def groups_at(self, rows: Positions) -> Int64s:
-        """The row groups in which some of its rows lie, each once; `rows` in any order, millions of them perhaps."""
+        """The row groups of some of its rows, each once; `rows` may be millions, in any order."""
         at, offset = np.r_[self.fences.at, rows.at], np.r_[self.fences.offset, rows.offset]
         order = np.lexsort((offset, at))  # stable: a first row comes behind its own fence
         is_row = order >= len(self.fences)
@@ -76,15 +77,14 @@ class Segment:
         return groups
 
     def groups_between(self, lower: Position, upper: Position) -> Bools:
-        """Mask of the row groups that may hold rows in (lower, upper]; none where the histogram has nothing in its
-        slots."""
+        """Mask of the row groups that may have rows in (lower, upper]; no group if the histogram is empty there."""
         slots = slice(*np.searchsorted(self.timers.slots, [lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS + 1]))
         if not self.timers.counts[slots].any():
             return np.zeros(len(self.fences), dtype=np.bool_)
         return self.fences.at_or_below(upper) & ~self.lasts().at_or_below(lower)
 
     def lasts(self) -> Positions:
-        """Of each row group, a position at or above its last one: the next fence."""
+        """For each row group, a position at or above its last row: the next fence."""
         fences, last = self.fences, self.last
         return Positions(np.r_[fences.at[1:], last.at_ms], np.r_[fences.offset[1:], last.offset])
 
@@ -92,8 +92,8 @@ class Segment:
 def write(
     directory: Path, number: int, identity: Identity, rows: RowRefs, payloads: dict[int, pa.RecordBatch]
 ) -> Segment | None:
-    """Write rows (in the order of position) as one durable segment, None if there are none; memory beside them is
-    bounded by a row group (and by what the indexes hold).
+    """Write rows, in the order of position, as one durable segment; None without rows. Beside them memory holds one row
+    group and the indexes.
 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
@@ -112,10 +112,10 @@ def remove(path: Path) -> None:
 
 
 def read(path: Path, identity: Identity, expected: NamedFile | None = None) -> Segment:
-    """Open a segment by its footer, and the indexes beside it, which are made if they are missing or damaged.
+    """Open a segment by its footer, with the indexes beside it, which are made again if they are missing or damaged.
 
-    Raises Corrupt when the segment is damaged, missing, not the one expected, or of another log; DiskFailure when it
-    cannot be read; DiskFull.
+    Raises Corrupt if the segment is damaged, missing, not the expected one, or of another log; DiskFailure if it cannot
+    be read; DiskFull.
     """
     with files.reading(path, pa.ArrowException, zlib.error):
         size, crc = path.stat().st_size, _footer_crc(path)
@@ -130,8 +130,8 @@ def read(path: Path, identity: Identity, expected: NamedFile | None = None) -> S
 
 
 def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of some row groups (all), some columns (all), pages verified by their checksums. Raises Corrupt, or
-    DiskFailure when they cannot be read."""
+    """The rows of row groups (None: all), with some columns (None: all); page checksums are verified. Raises Corrupt,
+    or DiskFailure if they cannot be read."""
     path = segment.path
     with files.reading(path, pa.ArrowException), pq.ParquetFile(path, page_checksum_verification=True) as parquet:
         wanted = range(parquet.num_row_groups) if groups is None else groups
@@ -139,16 +139,16 @@ def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Se
 
 
 def open_file(segment: Segment) -> pa.NativeFile:
-    """A segment's file: as long as it is open, it may be removed. Raises as `read_rows`."""
+    """A segment's file, open: it may be removed meanwhile. Raises as `read_rows`."""
     with files.reading(segment.path, pa.ArrowException):
         return pa.OSFile(str(segment.path))
 
 
 class Reader:
-    """An open segment that is read row group by row group; a context. Its methods raise as `read_rows`."""
+    """A context that reads a segment row group by row group. Its methods raise as `read_rows`."""
 
     def __init__(self, segment: Segment, file: pa.NativeFile | None = None) -> None:
-        """`file` is of `open_file`; it is closed with the reader."""
+        """`file` is a result of `open_file`; it is closed with the reader."""
         self._path = segment.path
         self._file = open_file(segment) if file is None else file
         with files.reading(self._path, pa.ArrowException):
@@ -162,12 +162,12 @@ class Reader:
         self._file.close()
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Some columns of a row group; as long as it is open, the file may be removed."""
+        """Some columns of a row group, even if the file was removed meanwhile."""
         with files.reading(self._path, pa.ArrowException):
             return self._parquet.read_row_group(group, columns=list(columns))
 
     def parts(self, group: int, columns: Sequence[str], rows_max: int) -> Iterator[pa.Table]:
-        """Some columns of a row group, at most so many rows at a time."""
+        """Some columns of a row group, in parts of at most `rows_max` rows."""
         parts = self._parquet.iter_batches(rows_max, row_groups=[group], columns=list(columns))
         while True:
             with files.reading(self._path, pa.ArrowException):
@@ -178,8 +178,8 @@ class Reader:
 
 
 class Writer:
-    """A segment that is written row group by row group, in the order of position; what its footer will say is kept
-    meanwhile, rows are not. It is a temporary file until `close`; as a context it is abandoned if it is not closed.
+    """Writes a segment row group by row group, in the order of position. Memory holds the footer's content, and no
+    rows. The file is temporary until `close`; the end of the context abandons an unclosed one.
 
     `add` and `close` raise DiskFull (nothing was written) or DiskFailure.
     """
@@ -202,13 +202,13 @@ class Writer:
         self.abandon()
 
     def add(self, rows: RowRefs, payload: pa.RecordBatch) -> None:
-        """One row group: rows after all rows before, and the payload of each."""
+        """Write one row group: `rows` above all earlier ones, and the payload of each."""
         position = {"offset": pa.array(rows.offset), "at": pa.array(rows.at)}
         columns = position | {name: payload.column(name) for name in payload.schema.names}
         table = pa.table([columns[name] for name in ENTRY.names], schema=ENTRY)
         with files.writing(self._path) as temporary:
             if self._parquet is None:
-                # A writer of the same number that a closed store has left open must not write into this file.
+                # The abandoned writer of a closed store may have the file of this name open, and must not change this.
                 temporary.unlink(missing_ok=True)
                 self._parquet = pq.ParquetWriter(
                     temporary, ENTRY, compression="lz4", use_dictionary=["target"], write_page_checksum=True
@@ -217,7 +217,7 @@ class Writer:
             self._note(rows, payload)
 
     def close(self) -> Segment | None:
-        """Make the segment durable, and open it; None when it has no rows."""
+        """Make the segment durable, and open it; None without rows. Raises as `read`, too."""
         if self._parquet is None:
             return None
         with files.writing(self._path):
@@ -233,11 +233,11 @@ class Writer:
             raise
 
     def abandon(self) -> None:
-        """Remove what was written, unless it is closed."""
+        """Remove the temporary file, unless the segment is closed."""
         if self._parquet is not None:
             with suppress(OSError):
                 self._parquet.close()
-            self._parquet.is_open = False  # else it is closed once more when it is collected
+            self._parquet.is_open = False  # prevents a second close by the garbage collector
             self._parquet = None
             files.remove(files.temporary_of(self._path))
 
@@ -300,7 +300,7 @@ def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any]) -> Segmen
 
 
 def _footer_crc(path: Path) -> int:
-    """CRC-32 of the Parquet footer: its last 8 bytes give the length of what precedes them."""
+    """CRC-32 of the Parquet footer: the last 8 bytes of the file have the footer's length."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 8))

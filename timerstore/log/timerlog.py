@@ -1,7 +1,7 @@
-"""TimerLog: all live segments, and the questions asked of them together.
+"""TimerLog: all live segments, and queries over them.
 
-RocketMQ's TimerLog is one file with a linked list for each slot; here it is a set of sorted, immutable files, so that a
-window is read sequentially and space is freed by unlinking.
+RocketMQ's TimerLog is one file with a linked list for each slot. Here it is a set of sorted, immutable files, so that a
+window is read sequentially, and removing a file frees its space.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from timerstore.rows.position import Bools, Position, Positions, Progress, order
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Window:
-    """The next stretch (lower, upper] of positions to load, and the segments that have rows in it (none: memory has
-    them all)."""
+    """The next load window (lower, upper], and the segments that may have rows in it (none: memory has all its
+    rows)."""
 
     lower: Position
     upper: Position
@@ -45,24 +45,24 @@ class TimerLog:
         return sum(segment.named.bytes for segment in self._segments)
 
     def add(self, segment: Segment) -> None:
-        """A segment has become durable."""
+        """Add a durable segment."""
         self._segments.append(segment)
 
     def remove(self, segments: Sequence[Segment]) -> None:
-        """Segments are no longer part of the log."""
+        """Remove segments from the log; their files stay."""
         self._segments = [s for s in self._segments if s not in segments]
 
     def finished(self, committed: Progress) -> list[Segment]:
-        """Segments of which every row is finished: one step of the committed state includes them."""
+        """Segments with finished rows only: one step of the committed state includes them."""
         return [segment for segment in self._segments if committed.finishes(segment.end, segment.last)]
 
     def window(self, lower: Position, upper: Position, room_bytes: int) -> Window:
-        """The largest window (lower, X], X <= upper, whose row groups fit into `room_bytes`; it always gets on by one
-        row group at least.
+        """The largest window (lower, X], X <= upper, whose row groups fit into `room_bytes`, with one new row group at
+        least.
 
         It ends just before the first row group that does not fit, which may be in the middle of a millisecond. Row
-        groups that begin at or below `lower` have to be read wherever the window ends; how much of them lies in the
-        window is known only then, so they are counted by half.
+        groups that begin at or below `lower` are read for every X. Only the read shows their part in the window, so
+        half of their bytes is counted.
         """
         touched = self._touched(lower, upper)
         if not touched:
@@ -93,8 +93,8 @@ class TimerLog:
 def read_window(window: Window) -> pa.Table:
     """The rows of a window as `entry.ENTRY`, in no order. Raises Corrupt, DiskFailure.
 
-    Only row groups that may have some are read, one at a time: what lies outside the window is in memory for no more
-    than one of them.
+    It reads only row groups that may have rows in the window, one at a time, so that memory holds rows outside the
+    window of one row group only.
     """
     tables = [ENTRY.empty_table()]
     for segment in window.segments:

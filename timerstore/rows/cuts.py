@@ -1,15 +1,15 @@
-"""Where a log was cut: its last records were lost, and others are written at their offsets."""
+"""Cuts of a log: its last records were lost, and new ones are written at their offsets."""
 
 from __future__ import annotations
 
 Cuts = tuple[tuple[int, int], ...]
-"""(number, offset), both of which rise. Cuts above a later one are left out: what lies above that is another's
-anyway."""
+"""(number, offset) of each cut; both rise. A cut above a later one is left out, because the later one replaces all
+records above it."""
 
 
 def unseen_cut(cuts: Cuts, seen: int) -> int | None:
-    """From which offset on the log may be another than the one that was read when `seen` was the last cut (0: none had
-    been); None where nothing was cut since."""
+    """The offset from which the log may have changed since cut number `seen` (0: no cut yet); None if it was not cut
+    since."""
     last = cuts[-1][0] if cuts else 0
     if seen == last:
         return None

@@ -1,13 +1,14 @@
-"""Positions: the total order in which entries are delivered, and the committed state that is made of them.
+"""Positions, the total order in which entries are delivered, and the committed state.
 
-An entry's position is (at, offset): its effective time, and its offset in the log that it was read from. In vectors a
-position is two int64 columns.
+An entry's position is (at, offset): its effective time, and its offset in its log. Vectors of positions are two int64
+columns.
 
     finished  =  {entries: offset < O  and  position <= P}        (invariant I1)
 
-When the clock steps back below P, what is ingested from then on must not count as passed. So the state becomes a
-staircase (invariant I4): the old (O1, P1) is frozen, and a second step (O2 >= O1, P2 < P1) goes on from the new time.
-Finished is the union; it never shrinks. A frozen step is forgotten when the current one includes it.
+When the clock steps back below P, entries that are ingested from then on must not count as finished. So the state
+becomes a staircase (invariant I4): the old (O1, P1) is frozen, and a second step (O2 >= O1, P2 < P1) goes on from the
+new time. The finished set is the union of the steps, and never shrinks. A frozen step is dropped when the current one
+includes it.
 
     position
      P1 |-------+                          frozen: o < O1 and position <= P1
@@ -31,7 +32,7 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 OFFSET_MAX = (1 << 48) - 1
-"""Room is left above it in an int64, for the number of a log."""
+"""The bits above it in an int64 are free for the number of a log."""
 AT_MIN = -(1 << 63)
 AT_MAX = (1 << 63) - 1
 KEY_MAX = (1 << 63) - 1
@@ -41,7 +42,7 @@ PACKED_ROWS_MIN = 512
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Where an entry stands in the order of delivery: effective time (ms), offset."""
+    """An entry's place in the order of delivery: effective time (ms), offset."""
 
     at_ms: int
     offset: int
@@ -53,15 +54,14 @@ class Position:
             raise Misuse(f"effective time {self.at_ms} ms is not an int64", code="DB-7003")
 
     def before(self) -> Position:
-        """The largest position smaller than this one (rows lie on every integer, so this is exact)."""
+        """The largest position below this one (exact, because positions are pairs of integers)."""
         if self.offset > 0:
             return Position(self.at_ms, self.offset - 1)
         return Position(self.at_ms - 1, OFFSET_MAX)
 
 
 ORIGIN = Position(AT_MIN, OFFSET_MAX)
-"""Minus infinity: smaller than every timer, and not smaller than any reject or cancel (whose `at` is minus
-infinity)."""
+"""Minus infinity: below every timer, and not below any reject or cancel, whose `at` is minus infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class Step:
     position: Position
 
     def includes(self, offset: int, position: Position) -> bool:
-        """Whether everything below `offset` and at or below `position` is finished by this step."""
+        """Whether this step finishes all entries below `offset` that are at or below `position`."""
         return offset <= self.offset and position <= self.position
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The committed state of a log: `offset` is O (exclusive), `position` is P; `frozen` are earlier steps of the
-    staircase, the oldest (smallest O, largest P) first. There is none unless the clock has stepped back."""
+    """The committed state of a log: `offset` is O (exclusive), `position` is P. `frozen` are earlier steps of the
+    staircase, the oldest (smallest O, largest P) first; only a step back of the clock makes one."""
 
     offset: int
     position: Position = ORIGIN
@@ -100,31 +100,31 @@ class Progress:
 
     @property
     def highest(self) -> Position:
-        """The position above which nothing is finished."""
+        """The position above which no row is finished."""
         return self.frozen[0].position if self.frozen else self.position
 
     def finishes(self, offset: int, position: Position) -> bool:
-        """Whether everything below `offset` and at or below `position` is finished (invariant I1)."""
+        """Whether all entries below `offset` that are at or below `position` are finished (invariant I1)."""
         return any(step.includes(offset, position) for step in self.steps)
 
     def finished(self, rows: Positions) -> Bools:
-        """Mask of the rows that are finished."""
+        """Mask of the finished rows, bool[n]."""
         mask: Bools = (rows.offset < self.offset) & rows.at_or_below(self.position)
         for step in self.frozen:
             mask |= (rows.offset < step.offset) & rows.at_or_below(step.position)
         return mask
 
     def includes(self, other: Progress) -> bool:
-        """Whether every entry that `other` says is finished is so here too."""
-        steps = (step for step in other.steps if step.offset)  # below offset 0 there is nothing
+        """Whether every entry that is finished in `other` is finished here, too."""
+        steps = (step for step in other.steps if step.offset)  # no record is below offset 0
         return self.offset >= other.offset and all(self.finishes(step.offset, step.position) for step in steps)
 
     def moved(self, offset: int, position: Position) -> Progress:
-        """The state after (O, P) have moved on; frozen steps that the current one includes now are gone."""
+        """The state with new (O, P), without the frozen steps that the current one now includes."""
         return Progress(offset, position, tuple(step for step in self.frozen if step.position > position))
 
     def stepped_back(self, position: Position) -> Progress:
-        """The same finished set, from which the current step goes on at `position`, below P."""
+        """The same finished set, with a current step that goes on at `position`, below P."""
         frozen = self.frozen
         if position >= self.position:
             return self
@@ -137,12 +137,12 @@ NOTHING_FINISHED = Progress(0)
 
 
 def end_of(at_ms: int) -> Position:
-    """The last position of a millisecond: everything due at or before `at_ms` lies at or below it."""
+    """The last position of a millisecond: all rows due at or before `at_ms` are at or below it."""
     return Position(at_ms, OFFSET_MAX)
 
 
 def search(at: Int64s, offset: Int64s, bound: Position) -> int:
-    """How many rows of sorted (at, offset) are <= `bound`."""
+    """The number of rows of sorted (at, offset) that are <= `bound`."""
     if not len(at) or at[0] > bound.at_ms:
         return 0
     if at[-1] < bound.at_ms:
@@ -162,7 +162,7 @@ class Positions:
         return len(self.at)
 
     def at_or_below(self, bound: Position) -> Bools:
-        """Mask of the rows at or below a position."""
+        """Mask of the rows at or below a position, bool[n]."""
         mask: Bools = (self.at < bound.at_ms) | ((self.at == bound.at_ms) & (self.offset <= bound.offset))
         return mask
 
@@ -170,8 +170,8 @@ class Positions:
 def order_by_position(at: Int64s, offset: Int64s) -> npt.NDArray[np.intp]:
     """Indices that sort rows by position.
 
-    Most are a few sorted runs in a row. Timsort, numpy's stable sort of one key, only merges these, in a tenth of the
-    time of `lexsort`; so positions that are near each other are packed into one key.
+    Most inputs are a few sorted runs. Timsort, numpy's stable sort of one key, merges them in a tenth of the time of
+    `lexsort`, so positions within a limited span are packed into one key.
     """
     if len(at) < PACKED_ROWS_MIN:
         return np.lexsort((offset, at))
@@ -182,6 +182,6 @@ def order_by_position(at: Int64s, offset: Int64s) -> npt.NDArray[np.intp]:
 
 
 def _span(values: Int64s) -> tuple[int, int]:
-    """The smallest value, and how many there are from it to the largest."""
+    """The smallest value, and the number of integers from it to the largest."""
     low, high = int(values.min()), int(values.max())
     return low, high - low + 1

@@ -129,5 +129,5 @@ def test_a_report_of_damage_does_not_repeat_the_file(tmp_path: Path) -> None:
     """A checkpoint may be large, and an error of decoding holds all that it was about."""
     with pytest.raises(Corrupt) as caught, files.reading(tmp_path / "a"):
         (b"x" * 10_000 + b"\xff").decode()
-    assert caught.value.message.startswith("a cannot be understood: UnicodeDecodeError: ")
+    assert caught.value.message.startswith("a cannot be parsed: UnicodeDecodeError: ")
     assert len(caught.value.message) < 200
