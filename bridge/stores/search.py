@@ -185,7 +185,7 @@ class _Bounds:
         self._ends: list[NamedPosition] = []
 
     def narrowed(self, query: LogQuery) -> LogQuery:
-        """A query without rows behind the last wanted row of the stores so far."""
+        """The query, limited to times up to the last wanted row of the earlier stores."""
         if self._last_ms is None:
             return query
         until_ms = self._last_ms + 1

@@ -1,6 +1,6 @@
-"""The timers of origins: what cancels by origin cancel, wherever it is, so that the counts follow at once.
+"""The timers of origins, in memory and in segments, for cancels and commands by origin: so the counts change at once.
 
-In memory that is a pass over the resident rows' columns; beside segments the index of origins says which rows to read.
+In memory it is a pass over the resident rows' columns; of segments, the origin index names the rows to read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS: Final = ("kind", "id", "origin", "target", "schedule")
 
 
 def pending_of(state: StoreState) -> PendingOf:
-    """As `PendingOf` says, of the moment of the call. Raises Corrupt, DiskFailure."""
+    """A `PendingOf` for the state at the time of its call. The function raises Corrupt, DiskFailure."""
 
     def pending(origins: Int64s) -> Timers:
         return _timers(*rows_of(state, origins, COLUMNS)) if len(origins) else no_timers()
@@ -40,8 +40,8 @@ def pending_of(state: StoreState) -> PendingOf:
 def rows_of(
     state: StoreState, origins: Int64s, columns: Sequence[str], bytes_max: int | None = None
 ) -> tuple[RowRefs, pa.Table]:
-    """The pending rows of these originals that no tombstone covers, with some columns of `entry.PAYLOAD`; chunk and row
-    of the references mean nothing. Raises TooLarge soon after they are more than `bytes_max`; Corrupt, DiskFailure."""
+    """The pending rows of originals without covered ones, with some columns of `entry.PAYLOAD`. `chunk` and `row` of
+    the references have no meaning. Raises TooLarge soon after the rows exceed `bytes_max`; Corrupt, DiskFailure."""
     wanted = list(dict.fromkeys((*COLUMNS, *columns)))
     if not len(origins):
         return EMPTY, pa.schema([PAYLOAD.field(name) for name in wanted]).empty_table()
@@ -52,15 +52,15 @@ def rows_of(
 
 
 def uncopyable_of(state: StoreState, origins: Int64s) -> Int64s:
-    """As `UncopyableOf` says. Raises Corrupt, DiskFailure."""
+    """The `UncopyableOf` of a store. Raises Corrupt, DiskFailure."""
     rows, table = rows_of(state, origins, ("rolls",))
     found: Int64s = rows.offset[table.column("rolls").to_numpy() == UNCOPYABLE]
     return found
 
 
 def covered_in(state: StoreState, segment: Segment, finished: Callable[[Positions], Bools] | None = None) -> Tally:
-    """The pending timers of a segment that tombstones cover, counted; `finished` says which are not pending (without
-    it, the store's own state). Raises Corrupt, DiskFailure."""
+    """Counts of a segment's unfinished timers that tombstones cover. `finished` returns the mask of finished positions
+    (None: by the store's own state). Raises Corrupt, DiskFailure."""
     parts = [no_timers()] if segment.ids is None else [state.cancels.covered_by_id(segment.ids)]
     if len(origins := state.cancels.named_origins()):
         for rows, table in _in_segment(segment, origins, COLUMNS):
@@ -89,7 +89,7 @@ def _bounded(found: Iterator[tuple[RowRefs, pa.Table]], bytes_max: int | None) -
 
 def _in_memory(state: StoreState, view: View, origins: Int64s, columns: Sequence[str]) -> tuple[RowRefs, pa.Table]:
     everything, begins = view.payload(["origin"])
-    # By the offset alone first, one column in the order of memory: few rows are left to be looked at.
+    # A pass over one column, in the order of memory, leaves few rows for the others.
     may_be = np.isin(everything.column("origin").to_numpy(), origins)
     rows = concat([run[may_be[begins[run.chunk] + run.row]] for run in view.runs])
     if not len(rows):
@@ -101,7 +101,7 @@ def _in_memory(state: StoreState, view: View, origins: Int64s, columns: Sequence
 
 
 def _in_segment(segment: Segment, origins: Int64s, columns: Sequence[str]) -> Iterator[tuple[RowRefs, pa.Table]]:
-    """The rows of these origins, a row group each."""
+    """The rows of these origins, one part for each row group."""
     groups = np.unique(segment.groups_of(segment.origins.rows_of(origins))).tolist()
     segment.origins.drop_pages()
     if groups:

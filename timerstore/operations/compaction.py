@@ -1,16 +1,16 @@
-"""Compaction: several segments become one, without what is finished or cancelled.
+"""Compaction: several segments become one, without finished or cancelled rows.
 
-Size-tiered, after the log-structured merge trees: when one tier (sizes within a factor of four) has as many segments as
-`Limits.compaction_segments`, they are merged, which lifts their rows at least one tier. So there are few segments
-however often there is a flush, and a row is rewritten a logarithmic number of times. A single segment is rewritten when
-half of it is dead and what lives in it will stay for long: disk use follows what is pending.
+It is size-tiered, after the log-structured merge trees: when a tier (sizes within a factor of four) has
+`Limits.compaction_segments` segments, they are merged, which lifts their rows at least one tier. So frequent flushes
+leave few segments, and a row is rewritten a logarithmic number of times. A single segment is rewritten when half of its
+rows are dead, and the others stay for long: so disk use follows the pending rows.
 
-One compaction is under way at a time, a window after the other; loads for delivery and flushes come in between:
+One compaction runs at a time, window by window; loads for delivery and flushes come in between:
 
     window -> read (by the caller) -> take -> window -> ... -> close
 
-What it reads are immutable files, which stay until it ends. What it has written is a temporary file until `close`;
-a crash leaves it to the next opening, which removes it.
+It reads immutable files, which stay until its end. It writes a temporary file until `close`; after a crash the next
+start removes it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from timerstore.rows.entry import payload_of
 from timerstore.rows.position import Position
 
 TIER_BYTES: Final = 1 << 20
-"""The lowest tier: up to four times this."""
+"""The lowest tier ends at four times this size."""
 TIER_FACTOR: Final = 4
 
 
 def choose(
     segments: Sequence[Segment], limits: Limits, now_ms: int, dead_rows: Callable[[Segment], int]
 ) -> tuple[Segment, ...]:
-    """The segments that should become one, or none; `dead_rows` says how many rows of one are finished or cancelled."""
+    """The segments for the next compaction, or none; `dead_rows` returns the number of a segment's finished or
+    cancelled rows."""
     tiers: dict[int, list[Segment]] = {}
     sparse: list[Segment] = []
     for each in segments:
@@ -59,16 +60,16 @@ def choose(
 
 
 def passed_rows(each: Segment, position: Position) -> int:
-    """How many rows of a segment lie in row groups that end at or before a position."""
+    """The number of a segment's rows in row groups that end at or before a position."""
     is_passed = np.r_[each.fences.at_or_below(position)[1:], each.last <= position]
     return int(each.group_rows[is_passed].sum())
 
 
 class Compaction:
-    """See the module. One thread."""
+    """See the module. For one thread."""
 
     def __init__(self, state: StoreState, segments: Sequence[Segment], number: int) -> None:
-        """`number` is the new segment's."""
+        """`number` is that of the new segment."""
         self.segments = tuple(segments)
         self._state = state
         self._log = TimerLog()
@@ -76,11 +77,11 @@ class Compaction:
             self._log.add(each)
         self._writer = segment.Writer(state.directory, number, state.identity)
         self._end = max(each.last for each in segments)
-        # A segment's rows lie below O: those at or below P are finished, and need not be read.
+        # A segment's rows are below O, so its rows at or below P are finished, and need no read.
         self._lower = state.resident.position
 
     def window(self) -> Window | None:
-        """The next stretch to read, or None when all of it was."""
+        """The next window to read; None after the last one."""
         while self._lower < self._end:
             window = self._log.window(self._lower, self._end, self._state.limits.window_bytes)
             if window.segments:
@@ -89,14 +90,14 @@ class Compaction:
         return None
 
     def take(self, window: Window, entries: pa.Table) -> None:
-        """Write what was read for a window (rows in any order, more than the window's too). Raises DiskFull,
-        DiskFailure."""
+        """Write the live rows of a window; `entries` are in any order, and may have rows outside the window. Raises
+        DiskFull, DiskFailure."""
         state = self._state
         rows = select(entries).sorted()
         rows = rows[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
         with state.lock:
             kept = ~state.resident.finished(rows)
-            # Only what a file says is cancelled: a crash forgets the others until they are read again.
+            # Only tombstones in files count: a crash loses the others until their cancels are read again.
             lookup = replace(state.cancels.tombstones.lookup(), memory=())
         rows = rows[kept]
         payload = payload_of(entries).take(pa.array(rows.row))
@@ -109,7 +110,7 @@ class Compaction:
             self._writer.add(rows[start:end], payload.slice(start, segment.ROW_GROUP_ROWS))
 
     def close(self) -> Segment | None:
-        """Make the new segment durable; None when nothing is left of the old ones. Raises DiskFull, DiskFailure."""
+        """Make the new segment durable; None if no rows are left. Raises DiskFull, DiskFailure."""
         with self._writer:
             return self._writer.close()
 

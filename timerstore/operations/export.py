@@ -1,11 +1,11 @@
-"""Export: all that is pending at one moment and fits a query, as Arrow record batches. For analysis elsewhere.
+"""Export: all matching pending messages of one moment, as Arrow record batches, for analysis elsewhere.
 
-    at the moment   under the lock, lists are copied, and what is finished; then the files of all segments are opened
-    afterwards      rows in memory, then segment by segment, part of a row group by part of a row group
+    at the moment   lists and the committed state are copied under the lock; then the files of all segments are opened
+    afterwards      rows in memory are read, then segment by segment, in parts of row groups
 
-What is delivered, cancelled or compacted later changes nothing: a slow client still reads that moment. In memory are
-the rows that were there at that moment, until they are read; a row group as it is on disk; and a batch. The disk space
-of a segment that is removed meanwhile is free when the export ends.
+Later deliveries, cancels and compactions do not change the result: a slow client still reads that moment. Memory holds
+the resident rows of that moment until they are read, one row group in its compressed form, and one batch. The disk
+space of a segment that is removed meanwhile becomes free at the end of the export.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from timerstore.rows.entry import HEADERS, PAYLOAD_COLUMNS
 from timerstore.rows.position import ORIGIN
 
 BATCH_BYTES_MAX: Final = 4 << 20
-"""Of a batch, about; a single row may have more."""
+"""Approximate limit of a batch; a single row may exceed it."""
 TIME: Final = pa.timestamp("us", tz="UTC")
 SCHEMA: Final = pa.schema(
     [
@@ -50,15 +50,15 @@ SCHEMA: Final = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-"""Columns mean what the fields of `find.FoundRow` mean; times are whole milliseconds. Without `bulky`, headers and
-values are null."""
+"""The columns have the meaning of the fields of `find.FoundRow`; times are whole milliseconds. Without `bulky`, headers
+and values are null."""
 _OUTSIDE: Final = {"kind", "replace"}
-"""Payload columns that are of no interest."""
+"""Payload columns that an export leaves out."""
 
 
 class Export:
-    """An iterator over batches of `SCHEMA`, in no order of rows; some have none, so that there is one every few
-    milliseconds however little fits. For one thread at a time. `close` it, or read it to its end.
+    """An iterator over batches of `SCHEMA`, in no order of rows. Some batches are empty, so that one comes every few
+    milliseconds even for few matches. It is for one thread at a time. Read it to its end, or `close` it.
 
     `next` raises Corrupt, DiskFailure.
     """
@@ -122,7 +122,7 @@ class Export:
             yield self._batch(hits, table.select(self._names).take(pa.array(hits.refs.row)))
 
     def _batch(self, hits: Hits, payload: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
-        """`payload` has the rows of `hits`, one by one."""
+        """A batch of `SCHEMA`; `payload` has one row for each of `hits`."""
         refs: RowRefs = hits.refs
         columns = {name: payload.column(name) for name in self._names} | {
             "offset": pa.array(refs.offset),

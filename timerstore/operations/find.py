@@ -1,14 +1,14 @@
-"""Find: what is pending, where it is, and in which state. For people and programs that ask; delivery does not need it.
+"""Find: searches for pending messages, with their places and states. It serves people and programs, not delivery.
 
-Rows come in the order of position, the soonest first, a page at a time. A cursor is the position of the last row of a
-page, so it stays valid while messages come and go:
+Rows come in order of position, the soonest first, page by page. A cursor is the position of the last row of a page, so
+it stays valid while messages come and go:
 
     memory     one pass over the resident rows' columns, in Arrow
-    segments   row groups in the order of their first positions, only needed columns; indexes know ids and origins
+    segments   row groups in the order of their first positions, with needed columns only; ids and origins have indexes
     a page     ends when the next row group begins behind its last row, or after `SCANNED_ROWS_MAX` rows
 
-A search works on a snapshot: references, immutable batches, open files. It holds the store's lock for as long as it
-takes to copy lists, and reads no more than one row group at a time.
+A search works on a snapshot: references, immutable batches, open files. It holds the store's lock only to copy lists,
+and reads one row group at a time.
 """
 
 from __future__ import annotations
@@ -35,52 +35,52 @@ from timerstore.rows.entry import PAYLOAD_COLUMNS, Kind
 from timerstore.rows.position import ORIGIN, Bools, Int64s, Position
 
 ROWS_MAX: Final = 1_000
-"""Of a page."""
+"""Limit of a page, in rows."""
 KEY_BYTES_MAX: Final = 4_096
-"""Of a key in a page without bulky columns; one byte more says that it was cut."""
+"""Limit of a key in a page without bulky columns; a cut key has one byte more."""
 ORIGINALS_MAX: Final = 10_000
-"""Of a page that only says where messages came from."""
+"""Limit of a page of origins, in rows."""
 SCANNED_ROWS_MAX: Final = 16_000_000
-"""Rows on disk that one search looks at, before it says how far it came."""
+"""Rows on disk that one search examines, before it returns with the position that it has reached."""
 SEARCHES_MAX: Final = 2
-"""At a time: others wait."""
+"""Searches at a time; others wait."""
 
 POSITION_COLUMNS: Final = ("offset", "at")
 STATE_COLUMNS: Final = ("kind", "id", "origin", "due", "attempt", "rolls")
-"""What the state of a row is told from."""
+"""The columns that decide the state of a row."""
 BULKY: Final = ("value", "headers")
 
 
 class PendingState(StrEnum):
-    """The state of a pending message: the first of these that fits."""
+    """The state of a pending message: the first one that applies."""
 
     CANCELLED = "cancelled"
-    """A cancel has been read; delivery passes it when it is due."""
+    """Its cancel has been read; delivery passes over the row when it is due."""
     RETRYING = "retrying"
     """Its target did not take it; it waits for the next attempt."""
     OVERDUE = "overdue"
-    """It should have been delivered, or rolled, by now."""
+    """Its delivery, or its roll, is late."""
     ROLLED = "rolled"
-    """The bridge has written it again, and does so once more: it is due beyond the roll window."""
+    """The bridge has written it again, and will write it once more: it is due beyond the roll window."""
     PAUSED = "paused"
-    """It would be waiting, but its target is paused."""
+    """Its target is paused; it would be waiting otherwise."""
     WAITING = "waiting"
-    """Its record is as its producer sent it, or the time of its delivery comes next."""
+    """It waits for its delivery, or for its first roll."""
 
 
 STATES: Final = tuple(PendingState)
 PENDING: Final = frozenset(STATES) - {PendingState.CANCELLED}
-"""What will be delivered, as the gauges count it."""
+"""The states of messages that will be delivered, as the gauges count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """Which pending messages are wanted: those that fit all that is given.
+    """A filter of pending messages: a message matches if it has all given values.
 
-    `origin_offset` is of the original record, and finds its copies too. `target` "" is the log's default target. `at`
-    is when the bridge acts on it next, `ts` when its record was written. `..._from_ms` is inclusive, `..._until_ms`
-    not. `recurring`: only messages with a schedule. `paused` targets, and whether the default target is, do not choose
-    messages, but tell states apart.
+    `origin_offset` is the offset of the original record, and matches its copies, too. `target` "" is the log's default
+    target. `at` is the time of the bridge's next action on a message, `ts` the write time of its record.
+    `..._from_ms` is inclusive, `..._until_ms` exclusive. `recurring`: only messages with a schedule. `paused` targets
+    and `is_default_paused` choose no messages; they only decide between states.
     """
 
     id: str | None = None
@@ -98,7 +98,7 @@ class LogQuery:
     is_default_paused: bool = False
 
     def is_of_target(self) -> bool:
-        """Whether nothing but a target is asked for, or nothing at all."""
+        """Whether the filter has a target only, or is empty."""
         chosen = (self.id, self.origin_offset, self.key, self.due_from_ms, self.due_until_ms, self.at_from_ms,
                   self.at_until_ms, self.ts_until_ms)  # fmt: skip
         return not self.recurring and self.states == PENDING and all(each is None for each in chosen)
@@ -106,9 +106,9 @@ class LogQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRow:
-    """A pending message. Times are epoch milliseconds: `at_ms` is when the bridge acts on it next, `due_ms` when it is
-    to be delivered, `ts_ms` the timestamp of its record at `offset`, which is the original or, when it is not at
-    `origin`, a copy. `value` is None, `headers` are empty and `key` is cut unless they were asked for."""
+    """A pending message. Times are epoch milliseconds: `at_ms` is the time of the bridge's next action, `due_ms` the
+    due time, `ts_ms` the timestamp of the record at `offset`. That record is the original if `offset` equals `origin`,
+    else a copy. Without `bulky`, `value` is None, `headers` are empty, and `key` may be cut."""
 
     offset: int
     origin: int
@@ -131,7 +131,7 @@ class FoundRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPage:
-    """Rows in the order of position, and the cursor for those behind them; None: there are no more."""
+    """Rows in order of position, and the cursor for the next ones; None: no more rows."""
 
     rows: tuple[FoundRow, ...]
     next: Position | None
@@ -139,8 +139,8 @@ class FoundPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoundOriginals:
-    """Where pending messages came from: offsets of the originals, when they come up and when they are due (epoch ms),
-    int64[n] each, in the order of position; and the cursor, as a page has it."""
+    """Origins of pending messages, int64[n] each, in order of position: offsets of the records and of the originals,
+    effective and due times (epoch ms); and the cursor, as of a page."""
 
     offset: Int64s
     origin: Int64s
@@ -151,7 +151,7 @@ class FoundOriginals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """How many messages fit a query; not exact: at least so many."""
+    """The number of messages that match a query; a lower bound unless `is_exact`."""
 
     rows: int
     is_exact: bool
@@ -159,8 +159,8 @@ class Count:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hits:
-    """Rows that fit, in the order of position. `chunk` and `row` of `refs` say where a payload is: in the snapshot's
-    chunks, or in the row group `-1 - chunk` of the search."""
+    """Matching rows, in order of position, with the indices of their states in `STATES`. `chunk` and `row` of `refs`
+    are the place of a payload: in the snapshot's chunks, or in the row group `-1 - chunk` of the search."""
 
     refs: RowRefs
     state: Int64s
@@ -180,7 +180,7 @@ NO_HITS: Final = Hits(EMPTY, np.empty(0, np.int64))
 
 
 class Find:
-    """See the module. For any thread."""
+    """See the module. Any thread may use it."""
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
@@ -218,7 +218,7 @@ class Find:
             return Count(rows=search.total, is_exact=search.complete_to is None)
 
     def _search(self, query: LogQuery, now_ms: int, after: Position, limit: int, scanned_rows_max: int) -> Search:
-        """A search that has run."""
+        """A search that has run; the caller closes it."""
 
         def look(view: View) -> Search:
             search = Search(self._state, view, query, now_ms, after)
@@ -233,8 +233,8 @@ class Find:
 
 
 class Search:
-    """One pass over a snapshot. `hits` are the first that fit, `complete_to` the position up to which it came if it
-    did not come to the end, `total` how many fit as far as it came. A context: files stay open until it ends."""
+    """One pass over a snapshot. `hits` are the first matching rows, `total` is their number in the pass. `complete_to`
+    is the position that an incomplete pass has reached. It is a context: files stay open until its end."""
 
     def __init__(self, state: StoreState, view: View, query: LogQuery, now_ms: int, after: Position) -> None:
         self.hits = NO_HITS
@@ -245,7 +245,7 @@ class Search:
         self._files = ExitStack()
         self._readers: dict[Segment, Reader] = {}
         self._groups: list[tuple[Segment, int]] = []
-        """Row groups in which something was found."""
+        """Row groups with matching rows."""
         self._origin: Int64s = np.array([] if query.origin_offset is None else [query.origin_offset], dtype=np.int64)
         self._asked = [name for name in ("key", "target") if getattr(query, name) is not None]
         self._asked += ["schedule"] * query.recurring + ["ts"] * (query.ts_until_ms is not None)
@@ -263,7 +263,7 @@ class Search:
         self._files.close()
 
     def run(self, limit: int, scanned_rows_max: int) -> None:
-        """Look for the first `limit` rows that fit, and one more; or count all (0)."""
+        """Search for the first `limit` matching rows, and one more; 0: count all."""
         self._keep(self.in_memory(), limit)
         scanned = 0
         for first, segment, group in self._ordered_groups():
@@ -282,8 +282,7 @@ class Search:
             self.hits = (self.hits + hits).first(limit + 1)
 
     def rows(self, hits: Hits, *, bulky: bool) -> Iterator[FoundRow]:
-        """The rows of hits, in their order, without those that have been finished meanwhile; keys are cut unless
-        `bulky`."""
+        """The rows of hits, in order, without rows that were finished meanwhile; keys are cut unless `bulky`."""
         names = [name for name in PAYLOAD_COLUMNS if bulky or name not in BULKY]
         gone, chunk = self._state.finished(hits.refs), hits.refs.chunk
         found: dict[int, dict[str, Any]] = {}
@@ -316,7 +315,7 @@ class Search:
             )
 
     def originals(self, hits: Hits, end: Position | None) -> FoundOriginals:
-        """The originals of hits, in order, without those finished meanwhile."""
+        """The origins of hits, in order, without rows that were finished meanwhile."""
         refs = hits.refs[~self._state.finished(hits.refs)]
         origin, due = np.empty(len(refs), np.int64), np.empty(len(refs), np.int64)
         for c, batch in self._batches(refs.chunk, ["origin", "due"]):
@@ -326,7 +325,7 @@ class Search:
         return FoundOriginals(offset=refs.offset, origin=origin, at=refs.at, due=due, next=end)
 
     def _batches(self, chunk: npt.NDArray[np.int32], names: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """What hits refer to, with these columns at least: one at a time is in memory."""
+        """The batches to which hits refer, with at least these columns; memory holds one row group at a time."""
         for c in np.unique(chunk).tolist():
             if c >= 0:
                 yield c, self.view.chunks[c]
@@ -337,7 +336,7 @@ class Search:
     # ---- memory
 
     def in_memory(self) -> Hits:
-        """What fits of the rows in memory."""
+        """The matching rows in memory."""
         view = self.view
         rows = concat([run[~run.at_or_below(self._after)] for run in view.runs])
         if not len(rows):
@@ -351,7 +350,7 @@ class Search:
     # ---- segments
 
     def _ordered_groups(self) -> list[tuple[Position, Segment, int]]:
-        """The row groups that may have rows that fit, in the order of their first positions."""
+        """The row groups that may have matching rows, in the order of their first positions."""
         found: list[tuple[Position, Segment, int]] = []
         for segment in self.view.segments:
             firsts = segment.fences
@@ -360,7 +359,7 @@ class Search:
         return sorted(found, key=lambda each: each[0])
 
     def may_fit(self, segment: Segment) -> Bools:
-        """Mask of a segment's row groups."""
+        """Mask of a segment's row groups that may have matching rows."""
         query, fences = self._query, segment.fences
         lasts = segment.lasts()
         mask = ~lasts.at_or_below(self._after) & ~lasts.at_or_below(self.view.frontier)
@@ -381,8 +380,8 @@ class Search:
         return mask
 
     def has_any(self, reader: Reader, group: int) -> bool:
-        """Whether a row group may have rows that fit. No index tells where keys and targets are: most row groups end
-        here, one column read in place of ten."""
+        """Whether a row group may have matching rows. Keys and targets have no index: a read of their columns alone
+        rules out most row groups."""
         return not self._asked or pc.any(self._has_asked(reader.read(group, self._asked))).as_py() is True
 
     def _in_group(self, segment: Segment, group: int) -> Hits:
@@ -397,7 +396,7 @@ class Search:
         return Hits(RowRefs(hits.refs.at, hits.refs.offset, chunk, hits.refs.row), hits.state)
 
     def in_table(self, table: pa.Table) -> Hits:
-        """What fits of rows that were read from a segment; `row` is the index in `table`."""
+        """The matching rows among rows of a segment; `row` is the index in `table`."""
         refs = select(table)
         fits = ~self.view.is_resident(refs) & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
         return self._judged(refs[fits], table.select(self._columns).filter(pa.array(fits)))
@@ -424,7 +423,7 @@ class Search:
         return fits
 
     def _has_asked(self, table: pa.Table) -> Any:
-        """Mask (Arrow) of the rows of a table with the columns of `self._asked` that have their values."""
+        """Mask (Arrow) of the rows with the query's values in the columns of `self._asked`."""
         query, mask = self._query, pa.scalar(True)
         if query.key is not None:
             mask = pc.and_(mask, pc.equal(table["key"], pa.scalar(query.key, pa.binary())))
@@ -452,7 +451,7 @@ class Search:
         return mask
 
     def _judged(self, rows: RowRefs, table: pa.Table) -> Hits:
-        """Those that are pending and in a wanted state; `table` has their columns, row by row."""
+        """The pending ones among rows, in a wanted state; `table` has their columns, row by row."""
         if not len(rows):
             return NO_HITS
         payload = table.select(self._columns).combine_chunks().to_batches()[0]

@@ -1,4 +1,4 @@
-"""Ingest: a batch goes into the store; the flow control of the stream."""
+"""Ingest: batches go into the store; the flow control of the stream."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from timerstore.rows.position import AT_MAX, Bools, Int64s
 
 UNBOUNDED: Final = sys.maxsize
 INCOMING_SHARE: Final = 32
-"""The rows that wait may take this fraction (1 / 32) of the guaranteed ready rows."""
+"""Waiting rows may take this fraction (1 / 32) of the guaranteed ready rows."""
 
 
 class Ingest:
-    """See the module. Batches are taken in one after the other."""
+    """See the module. It takes in one batch at a time."""
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
@@ -41,18 +41,18 @@ class Ingest:
         now_ms: int,
         beat: Callable[[], None] = lambda: None,
     ) -> int:
-        """Take in a batch of `entry.ENTRY` rows, read at `now_ms`; `end` is the exclusive end offset that it reaches.
+        """Take in a batch of `entry.ENTRY` rows, read at `now_ms`; `end` is its exclusive end offset.
 
-        Blocks while there is no room, and calls `beat` meanwhile, each second or more often. Rows below the next
-        expected offset (a batch seen before) and finished ones are dropped. Returns how many rows were new. Raises
-        Closed when the store is closed meanwhile; Corrupt, DiskFailure where a cancel by origin has segments read;
-        Inconsistent after a change that failed.
+        Blocks while there is no room, and calls `beat` meanwhile, at least once a second. Rows below the next expected
+        offset (of an earlier batch) and finished rows are dropped. Returns the number of new rows. Raises Closed if the
+        store is closed meanwhile; Corrupt or DiskFailure if a cancel by origin needs segments; Inconsistent after a
+        failed change.
         """
         self.wait_for_room(beat)
         return self.take_in(Batch.of(entries), end, now_ms, beat)
 
     def take_in(self, batch: Batch, end: int, now_ms: int, beat: Callable[[], None] = lambda: None) -> int:
-        """As `append`, of a caller that has waited for room (`wait_for_room`)."""
+        """As `append`, without its first wait for room (`wait_for_room`)."""
         taken = 0
         with self._one_at_a_time:
             while True:
@@ -73,15 +73,15 @@ class Ingest:
             end = max(resident.end, end)
             batch = batch.where(batch.rows.offset >= resident.end)
             if not (batch.rows.offset < end).all():
-                raise Misuse("a batch has rows beyond the end offset that it is said to reach", code="DB-7003")
+                raise Misuse("a batch has rows at or above its end offset", code="DB-7003")
             if batch.is_plain:
-                # Above the committed O nothing is finished.
+                # No row above the committed O is finished.
                 new = batch if state.is_caught_up() else batch.where(~resident.finished(batch.rows))
                 self._place(batch, new, end)
                 return len(batch)
-            # Stays so until the rows are placed: what is not ingested yet cannot become finished.
+            # This stays true until the rows are placed: only ingested rows can become finished.
             unfinished = ~resident.finished(batch.rows)
-        # Cancels are looked up without the lock: delivery goes on.
+        # Cancels are looked up without the lock, so that delivery goes on.
         judged, effects = self._judge(batch, unfinished, now_ms, room_bytes)
         covered = None if judged is None else judged.covered[unfinished]
         self._place(batch, batch.where(unfinished), end, judged, covered, effects)
@@ -96,8 +96,8 @@ class Ingest:
         covered: Bools | None = None,
         effects: Sequence[Effect] = (),
     ) -> None:
-        """Put the unfinished (`new`) rows of a batch where they belong; those that are `covered` are not counted. Its
-        cancels and commands take effect."""
+        """Place the unfinished rows of a batch (`new`), and apply its cancels and commands. `covered` rows are not
+        counted."""
         state, resident = self._state, self._state.resident
         with state.changing():
             nearest_ms = resident.next_ready_ms()
@@ -119,7 +119,7 @@ class Ingest:
     def _judge(
         self, batch: Batch, unfinished: Bools, now_ms: int, room_bytes: int | None
     ) -> tuple[Judged | None, list[Effect]]:
-        """What rows that are new cancel, and are cancelled by, and what commands among them are about."""
+        """The judgement of a batch's new rows by cancels, and the effects of the commands among them."""
         state, fresh, payload = self._state, batch.rows, batch.payload
         with state.lock:
             known = state.cancels.known([s.ids for s in state.timerlog if s.ids is not None])
@@ -135,7 +135,7 @@ class Ingest:
         return judged, effects
 
     def _advance(self, end: int) -> int:
-        """Nothing lies below `end`."""
+        """Move the next expected offset to `end`, without rows."""
         state = self._state
         with state.lock:
             self._must_be_open()
@@ -146,10 +146,10 @@ class Ingest:
         return 0
 
     def has_room(self) -> bool:
-        """Whether a batch may come in. Room is made by a flush, or by delivery; where neither is possible there is
-        nothing to wait for.
+        """Whether a batch may come in. A flush or a delivery makes room; if neither is possible, the batch need not
+        wait.
 
-        (Delivery waits until ingest has caught up with the committed O: before that only a flush can make room.)
+        (Delivery waits until ingest has caught up with the committed O: before, only a flush can make room.)
         """
         state = self._state
         with state.lock:
@@ -163,7 +163,7 @@ class Ingest:
             )
 
     def _cancel(self, judged: Judged) -> None:
-        """Tombstones, and what they cover leaves the counts."""
+        """Add tombstones; the timers that they cover leave the counts."""
         state = self._state
         hits, lent = state.cancels.take_in(judged, state.resident, state.timers_in_hand())
         state.pending.remove(hits)
@@ -171,7 +171,7 @@ class Ingest:
             state.loan.cancelled.append(lent)
 
     def wait_for_room(self, beat: Callable[[], None] = lambda: None) -> None:
-        """Return when a batch may come in; `beat` is called meanwhile. Raises Closed."""
+        """Wait until a batch may come in, and call `beat` meanwhile, at least once a second. Raises Closed."""
         state = self._state
         with state.lock:
             while True:
@@ -187,12 +187,12 @@ class Ingest:
 
 
 def _is_over(state: StoreState, known: Known, timers: Timers) -> Bools:
-    """Which of the timers, by id, are finished, or covered by tombstones that are known."""
+    """Mask of the timers, by id, that are finished, or covered by known tombstones."""
     return state.finished(timers) | state.cancels.are_covered(known.lookup, timers)
 
 
 def _copied(fresh: RowRefs, payload: pa.RecordBatch) -> Int64s:
-    """The originals of the copies among these rows."""
+    """The origins of the copies among these rows."""
     origin = payload.column("origin").to_numpy()[fresh.row]
     is_copy = (payload.column("kind").to_numpy()[fresh.row] == Kind.TIMER) & (origin != fresh.offset)
     copied: Int64s = origin[is_copy]

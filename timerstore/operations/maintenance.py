@@ -1,4 +1,4 @@
-"""Maintenance of a store: flush, reclaim, compact. One thread calls these, one after the other."""
+"""Maintenance of a store: flush, reclaim, compaction. One thread calls them, one at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from timerstore.operations.state import StoreState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flushed:
-    """What a flush did: rows and file bytes of the new segment (0: nothing pending had to be written)."""
+    """The result of a flush: rows and file bytes of the new segment (0: no rows to write)."""
 
     rows: int
     bytes: int
@@ -40,11 +40,11 @@ class Maintenance:
         self._repacked_ms = 0
         self._compaction: Compaction | None = None
         self._covered: dict[str, tuple[int, int]] = {}
-        """By name of a segment: how many timers had been cancelled when it was counted, and how many of it were."""
+        """By name of a segment: the store's count of cancelled timers at the time, and the cancelled ones in it."""
 
     def flush_due(self, now_ms: int) -> bool:
-        """Whether a flush is worth while: the memtable is full, the interval is over, or a restart would read much
-        again, and O_c can move; or there are too many tombstones in memory."""
+        """Whether a flush is due: O_c can move, and the memtable is full, the interval is over, or a restart would read
+        many records again; or memory has too many tombstones."""
         state = self._state
         with state.lock:
             if state.budgets.tombstones.is_used(state, 0.5):
@@ -55,7 +55,7 @@ class Maintenance:
             if self._flushed_ms is None:
                 self._flushed_ms = now_ms
             since_ms = now_ms - self._flushed_ms
-            # What a start has read again is written as soon as all of it is read: the next start may come any time.
+            # The first flush comes as soon as a start has read all records again: the next start may come any time.
             is_rested = since_ms >= limits.flush_pause_ms or not self._has_flushed
             records = covered - (known or 0)
             return (
@@ -65,12 +65,12 @@ class Maintenance:
             )
 
     def flush(self, now_ms: int) -> Flushed:
-        """Make every row below a committed O durable, and every tombstone, and move O_c there.
+        """Make every row below the committed O, and every tombstone, durable, and move O_c there.
 
-        Raises DiskFull (nothing has changed; try again later), DiskFailure, or Inconsistent after a change that failed.
+        Raises DiskFull (without a change; try again later), DiskFailure, or Inconsistent after a failed change.
         """
         state, resident, live = self._state, self._state.resident, self._state.cancels.tombstones
-        # 1. Fix O_c at the committed O (where ingest has come so far); choose the rows below it that no segment holds.
+        # 1. Fix O_c at the committed O, or at ingest's end before it; choose the rows below that no segment holds.
         with state.changing():
             covered, is_full = resident.covered(), state.is_memtable_full()
             runs = [*resident.ready, *resident.memtable, state.rows_on_loan()]
@@ -80,16 +80,16 @@ class Maintenance:
         rows = self._unstored(runs, covered)
         payloads = {chunk: payloads[chunk] for chunk in np.unique(rows.chunk).tolist()}
         # 2. Write them as one segment, and the indexes beside it: temporary file, fsync, rename, fsync of the folder.
-        #    A crash until here leaves files that no checkpoint names; opening removes them.
+        #    A crash up to here leaves files that no checkpoint names; the next start removes them.
         written = segment.write(state.directory, number, state.identity, rows.sorted(), payloads)
         merged, absorbed = None, () if merge is None else merge.absorbed
         try:
-            # 3. Write the tombstones that are in memory only, merged with files that are not much larger. As 2.
+            # 3. Write the tombstones of memory, merged with files that are not much larger. A crash costs as in 2.
             if merge is not None:
                 path = state.directory / files.tombstones_name(state.next_tombstones - 1)
                 merged = tombstones.write(path, merge)
-            # 4. Replace the checkpoint: it names all that and moves O_c in one step.
-            #    A crash before it reads rows and cancels from Kafka again, after it from the files.
+            # 4. Replace the checkpoint: it names the new files and moves O_c in one step.
+            #    After a crash before it, rows and cancels are read from Kafka again; after it, from the files.
             named = tuple(s.named for s in state.timerlog) + ((written.named,) if written else ())
             left = tuple(t for t in live.files if t not in absorbed)
             self._write_checkpoint(covered, named, (*left, merged) if merged else left, now_ms)
@@ -99,7 +99,7 @@ class Maintenance:
             if merged is not None:
                 files.remove(merged.file.path)
             raise
-        # 5. Only now may memory let go of what the files hold.
+        # 5. Only now may memory drop the content of the files.
         with state.changing():
             state.next_segment = number + 1
             if written is not None:
@@ -109,12 +109,12 @@ class Maintenance:
             if merge is not None:
                 live.stored(absorbed, merged)
             self._flushed_ms, self._has_flushed = now_ms, True
-            # It looks at every row under the lock: not again as soon as many records have been read.
+            # Repacking passes over every row under the lock, so flushes after many records are too frequent for it.
             if is_full or not 0 <= now_ms - self._repacked_ms < state.limits.flush_interval_ms:
                 self._repacked_ms = now_ms
                 resident.repack(state.limits.repacked_bytes)
             state.changed.notify_all()
-        # 6. A crash before it leaves files that no checkpoint names.
+        # 6. Remove the merged files. A crash before it leaves files that no checkpoint names.
         for gone in absorbed:
             files.remove(gone.file.path)
         if state.aside and state.is_caught_up():
@@ -125,10 +125,10 @@ class Maintenance:
         return Flushed(rows=len(rows), bytes=written.named.bytes if written else 0)
 
     def reclaim(self, now_ms: int) -> int:
-        """Remove segments of which every row is finished; returns how many.
+        """Remove segments with finished rows only. Returns their number. Raises DiskFull, DiskFailure, Inconsistent.
 
-        The checkpoint goes first: a file that it names must be there, one that it does not name is removed by the next
-        opening at the latest.
+        The checkpoint goes first, because the files that it names must exist. The next start removes the others at the
+        latest.
         """
         state = self._state
         with state.lock:
@@ -140,14 +140,14 @@ class Maintenance:
         return len(finished)
 
     def compaction_window(self, now_ms: int) -> Window | None:
-        """What to read for the compaction that is under way, or that is worth while now; None when there is nothing to
-        do, after the last window has been written down.
+        """The next window to read, of the current compaction or of one that is due now, or None. After the last window
+        it ends the compaction:
 
-        1. The new segment is made durable. A crash until here leaves a file that no checkpoint names.
-        2. The checkpoint names it instead of the old ones, in one step. A crash after it leaves those.
-        3. The old ones are removed.
+        1. The new segment is made durable. A crash up to here leaves a file that no checkpoint names.
+        2. The checkpoint names it in place of the old segments, in one step. A crash after it leaves their files.
+        3. The old segments are removed.
 
-        Raises DiskFull (nothing has changed; try again later) or DiskFailure.
+        Raises DiskFull (without a change; try again later), DiskFailure, Inconsistent.
         """
         state = self._state
         if self._compaction is None:
@@ -171,7 +171,7 @@ class Maintenance:
         return None
 
     def compact(self, window: Window, entries: pa.Table) -> None:
-        """Take in what was read for a window of the compaction. Raises as `compaction_window`."""
+        """Take in the rows read for a window of the compaction. Raises as `compaction_window`; Misuse without one."""
         if self._compaction is None:
             raise Misuse("no compaction is under way", code="DB-7003")
         try:
@@ -181,30 +181,30 @@ class Maintenance:
             raise
 
     def abandon_compaction(self) -> None:
-        """Give up the compaction that is under way, if any."""
+        """Give up the current compaction, if any."""
         if self._compaction is not None:
             self._compaction.abandon()
             self._compaction = None
 
     def drop_aside(self) -> int:
-        """Remove what a rebuild has put aside; returns how many files. All of it is in Kafka too, or was when the
-        rebuild began."""
+        """Remove the files that a rebuild has set aside. Returns their number. Their records are in Kafka, too, or were
+        when the rebuild began."""
         aside, self._state.aside = self._state.aside, ()
         for path in aside:
             files.remove(path)
         return len(aside)
 
     def _unstored(self, runs: Sequence[RowRefs], covered: int) -> RowRefs:
-        """The rows of `runs` below `covered` that no segment holds. Needs no lock: only a flush
-        changes what is stored.
+        """The rows of `runs` below `covered` that no segment holds. It needs no lock: only a flush changes
+        `Resident.stored`.
 
-        Finished rows are not in memory, and the offsets of overtaken rows are not below the committed O.
+        Memory has no finished rows, and the offsets of overtaken rows are not below the committed O.
         """
         resident = self._state.resident
         return concat([run[~resident.is_stored(run) & (run.offset < covered)] for run in runs])
 
     def _tombstone_merge(self, now_ms: int) -> TombstoneMerge | None:
-        """The tombstones that are to be written."""
+        """The next merge of tombstones, if any; the caller holds the lock."""
         state = self._state
         expired_before_ms = state.cancels.expired_before_ms(state.resident, state.rows_on_loan(), now_ms)
         merge = state.cancels.tombstones.merge(expired_before_ms)
@@ -213,12 +213,12 @@ class Maintenance:
         return merge
 
     def _dead_rows(self, each: Segment) -> int:
-        """About how many rows of a segment are finished or cancelled."""
+        """The estimated number of finished or cancelled rows in a segment."""
         state = self._state
         passed = compaction.passed_rows(each, state.resident.position)
         if not len(state.cancels.tombstones):
             return passed
-        # Counting takes a while: again only when an eighth of the segment may have been cancelled since.
+        # A count takes long, so the next one comes after further cancels of an eighth of the segment's rows.
         cancelled, known = state.cancels.cancelled, self._covered.get(each.named.name)
         if known is None or cancelled - known[0] > each.rows // 8:
             covered = covered_in(state, each)
@@ -226,7 +226,7 @@ class Maintenance:
         return min(each.rows, passed + known[1])
 
     def _replace(self, old: Sequence[Segment], new: Segment | None, now_ms: int) -> None:
-        """Let a segment, or none, take the place of others: first in the checkpoint, then in memory, then on disk."""
+        """Replace segments by a new one, or by none: first in the checkpoint, then in memory, then on disk."""
         state = self._state
         named = tuple(s.named for s in state.timerlog if s not in old) + ((new.named,) if new else ())
         self._write_checkpoint(state.checkpoint.offset, named, state.cancels.tombstones.files, now_ms, frees=True)

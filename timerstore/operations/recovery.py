@@ -1,31 +1,38 @@
 """Recovery: from a directory to the index that it still holds.
 
-checkpoint missing          an empty index; everything is read from the log
+checkpoint missing          an empty index; the log is read from its start
 checkpoint damaged          set aside, then as if missing
-a segment damaged,          set aside; the index covers the log no more, the other files are kept
+a segment damaged,          set aside; the index no longer covers the log, the other files are kept
 or a file of tombstones
-an id index damaged         made again from its segment
+an id or origin index       made again from its segment
+damaged
 another cluster or log      refused: WrongIdentity
-a file cannot be read       DiskFailure: an errno says nothing of the file
-files that are not named    removed (a crash came between rename and checkpoint)
+a file cannot be read       DiskFailure: an errno is no evidence of damage
+files without a name in     removed (left by a crash between rename and checkpoint)
+the checkpoint
 
-The log is *covered* when the checkpoint has an O_c. Where it is not, it is read from its start, and segments count for
-what lies below that: what was deleted from the log is nowhere else. The rest would be there twice; so opening writes
-the segments that have such rows anew without them. It is not covered any more
+The index *covers* the log if the checkpoint has an O_c. If not, the log is read from its start, and segments count
+below that only: they alone have rows whose records were deleted from the log. Other rows would be there twice, so the
+start rewrites the segments that have such rows without them. The index no longer covers the log if
 
-    when a file is damaged                  it is not known what was in it
-    when O_c lies below the log's start     what was taken in between O_c and there was with another instance, or is
-                                            lost with this one's memory; whether anything can be is not for the index
-                                            to say
-    when the committed state was moved back what the index left out as finished is pending again
-    when the log was cut                    what the index has above the cut is in no log any more; the committed state
-                                            says where and how often, the checkpoint up to which cut it knows
+    a file is damaged                       the content of the file is unknown
+    O_c is below the log's start            records between them went to another instance, or were lost with this one's
+                                            memory; the index cannot tell whether rows are missing
+    the committed state was moved back      rows that the index left out as finished are pending again
+    the log was cut                         rows of the index above the cut are in no log; the committed state has the
+                                            number and the offset of each cut, the checkpoint the last number that it
+                                            knows
 
-The order, and what a crash right after each step costs: 1. the damaged file is renamed (the checkpoint names a file
-that is missing, which is damage too); 2. the checkpoint without it, and without O_c (nothing: the rest is as after
-a start); 3. segments are written anew (files that no checkpoint names); 4. the checkpoint names them (the old
-ones are named no more); 5. the old ones are put aside. Where the log is not covered, files that are not named are put
-aside too, not removed: until ingest has caught up, the log may lose what they hold.
+Steps, each with the cost of a crash right after it:
+
+    1. The damaged file is renamed. The checkpoint then names a missing file, which is damage, too.
+    2. The checkpoint is written without the file and without O_c. No cost: the next start goes on from there.
+    3. Segments are rewritten. The checkpoint does not name the new files; the next start sets them aside.
+    4. The checkpoint names the new segments in place of the old ones. No cost.
+    5. The old ones are set aside. No cost.
+
+While the index does not cover the log, files without a name in the checkpoint are set aside, too, not removed: until
+ingest has caught up, the log may lose their records.
 """
 
 from __future__ import annotations
@@ -54,14 +61,14 @@ from timerstore.rows.cuts import Cuts, unseen_cut
 from timerstore.rows.entry import payload_of
 from timerstore.rows.position import ORIGIN, Progress
 
-CUT: Final = "the log was cut below what the index has read: it is rebuilt from Kafka"
+CUT: Final = "the log was cut below the end of the index: it is rebuilt from Kafka"
 MOVED_BACK: Final = "the committed state lies before the index: it is rebuilt from Kafka"
-OUTDATED: Final = "the index ends before the log's start: it is rebuilt from Kafka, and goes on without what is gone"
+OUTDATED: Final = "the index ends before the log's start: it is rebuilt from Kafka, without the lost records"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A directory, and the checkpoint that was in it, or None; `reports` are sentences for the operator."""
+    """A directory and its checkpoint, or None without one; `reports` are sentences for the operator."""
 
     directory: Path
     identity: Identity
@@ -70,7 +77,7 @@ class Found:
 
 
 def find(directory: Path, identity: Identity, now_ms: int) -> Found:
-    """Read a directory's checkpoint; one that is damaged is set aside. The caller has the directory to itself. Raises
+    """Read a directory's checkpoint; a damaged one is set aside. The caller has exclusive use of the directory. Raises
     WrongIdentity, DiskFailure."""
     files.make_directory(directory)
     found = Found(directory=directory, identity=identity)
@@ -91,7 +98,7 @@ def holds_rows(found: Found) -> bool:
 
 
 def give_up(found: Found, now_ms: int) -> Found:
-    """Forget the index: an operator has given up what it holds. The checkpoint is set aside."""
+    """Forget the index, whose rows an operator has given up. The checkpoint is set aside. Raises DiskFailure."""
     if found.checkpoint is not None:
         files.set_aside(found.directory / files.CHECKPOINT, now_ms)
     return replace(found, checkpoint=None)
@@ -107,8 +114,9 @@ def restore(
     progress: Callable[[int, int], None],
     on_news: Callable[[], None] = lambda: None,
 ) -> StoreState:
-    """The store that a directory holds; the arguments are those of `TimerStore.open`. Raises DiskFull, DiskFailure."""
-    # In this order: the checkpoint knows of a cut once all that was read above it is out.
+    """The state of the store in a directory; the arguments are those of `TimerStore.open`. Raises DiskFull,
+    DiskFailure."""
+    # The order matters: the checkpoint may have a cut's number only without the cancels and rows from above the cut.
     unseen = unseen_in(found, cuts)
     if unseen is not None:
         found = without_cancels(found, log_start, unseen)
@@ -125,12 +133,12 @@ def restore(
 
 
 def unseen_in(found: Found, cuts: Cuts) -> int | None:
-    """From which offset on the index has what is in the log no more."""
+    """The offset from which the index may have records that the log has no longer; None: none was cut since."""
     return None if found.checkpoint is None else unseen_cut(cuts, found.checkpoint.cut)
 
 
 def _distrust(found: Found, committed: Progress, log_start: int, unseen: int | None, number: int) -> Found:
-    """Let the index cover nothing where it cannot hold everything; see the module. `number` is that of the last cut."""
+    """Remove O_c from the checkpoint if the index cannot cover the log (see the module). `number` is the last cut's."""
     checkpoint = found.checkpoint
     if checkpoint is None:
         return found
@@ -142,7 +150,7 @@ def _distrust(found: Found, committed: Progress, log_start: int, unseen: int | N
         bound = min(known, unseen, log_start)
         offset, kept = None, 0 if lies_before(committed, checkpoint, bound) else bound
     elif lies_before(committed, checkpoint, offset or 0):
-        # An operator has reset the group's offsets (which also clears P).
+        # An operator has reset the group's offsets, which also clears P.
         offset, report = None, MOVED_BACK
     elif offset is not None and offset < log_start:
         offset, kept, report = None, known, OUTDATED
@@ -154,9 +162,9 @@ def _distrust(found: Found, committed: Progress, log_start: int, unseen: int | N
 
 
 def without_cancels(found: Found, log_start: int, cut: int) -> Found:
-    """Let no cancel that was read above a cut act on what is written there now. Those below are read again, from the
-    log's start on; what lies below both is cancelled as it was. A damaged file is left to opening. Raises DiskFull,
-    DiskFailure."""
+    """Keep cancels from above a cut from acting on the new records there: their tombstones are lowered to the cut, or
+    to the log's start if that is lower. Cancels below the cut are read again, from the log's start on. The start treats
+    damaged files later. Raises DiskFull, DiskFailure."""
     checkpoint = found.checkpoint
     if checkpoint is None or not checkpoint.tombstones:
         return found
@@ -178,12 +186,12 @@ def without_cancels(found: Found, log_start: int, cut: int) -> Found:
 
 
 def _without(found: Found, error: Corrupt, now_ms: int) -> Found:
-    """What is left when a file that the checkpoint names is damaged: steps 1 and 2."""
+    """The directory without a damaged file that the checkpoint names: steps 1 and 2. Raises DiskFull, DiskFailure."""
     checkpoint, damaged = checkpoints.read(found.directory), Path(error.path)
     names = {each.name for each in (*checkpoint.segments, *checkpoint.tombstones)} if checkpoint else set()
     if checkpoint is None or damaged.name not in names:
         raise DiskFailure(
-            f"{damaged} was written just now, and is damaged: {error.message}",
+            f"{damaged} is damaged right after it was written: {error.message}",
             hint="replace the volume",
             code="DB-3027",
         ) from error
@@ -200,10 +208,11 @@ def _without(found: Found, error: Corrupt, now_ms: int) -> Found:
 
 
 def set_aside(error: Corrupt, now_ms: int) -> str:
-    """Rename a damaged file, if it is there: the next opening goes on without it. Returns a report."""
+    """Rename a damaged file, if it exists, so that the next start goes on without it. Returns a report. Raises
+    DiskFailure."""
     if Path(error.path).exists():
         files.set_aside(Path(error.path), now_ms)
-    return f"{error.message}: set aside, the index is rebuilt from Kafka and from what is left"
+    return f"{error.message}: set aside, the index is rebuilt from Kafka and from the other files"
 
 
 def _restore(
@@ -215,8 +224,8 @@ def _restore(
     progress: Callable[[int, int], None],
     on_news: Callable[[], None],
 ) -> StoreState:
-    """Open the files that the checkpoint names; steps 3 to 5. `progress(done, total)` is called after each segment, and
-    again after each that is written anew or counted. Raises Corrupt, DiskFull, DiskFailure."""
+    """Open the files that the checkpoint names; steps 3 to 5. `progress(done, total)` is called after each segment that
+    is opened, rewritten or counted. Raises Corrupt, DiskFull, DiskFailure."""
     checkpoint = found.checkpoint or Checkpoint(identity=found.identity)
     covered, total = checkpoint.offset, len(checkpoint.segments)
     opened = []
@@ -239,8 +248,7 @@ def _restore(
     if removed and found.checkpoint is not None:
         state.reports += (f"removed {removed} files that a crash had left unfinished",)
     state.checkpoint = checkpoint
-    # A log that the index does not cover is read again from its start. Of what lies below, there is what the segments
-    # hold.
+    # A log that the index does not cover is read again from its start. Segments have the rows below.
     state.resident.stored = log_start if covered is None else covered
     state.cancels.tombstones.restore(cancels)
     state.next_tombstones += max((files.number_of(each.named.name) for each in cancels), default=0)
@@ -255,8 +263,8 @@ def _restore(
 
 
 def _kept(opened: list[Segment], found: Found, bound: int, written: Callable[[], None]) -> list[Segment]:
-    """The segments without rows from `bound` on, which do not count: those that have some are written anew. `written`
-    is called after each of these."""
+    """The segments without rows at or above `bound`, which do not count. Segments that have such rows are rewritten
+    without them; `written` is called after each. Raises Corrupt, DiskFull, DiskFailure."""
     kept = []
     number = max((files.number_of(each.path.name) for each in opened), default=0)
     for each in opened:
@@ -278,7 +286,8 @@ def _kept(opened: list[Segment], found: Found, bound: int, written: Callable[[],
 
 
 def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> tuple[int, tuple[Path, ...]]:
-    """Remove what no checkpoint names, or put it aside; returns how many were removed, and what is aside."""
+    """Remove the files that are not in `named`, or set them aside. Returns the number of removed files, and the files
+    that are aside. Raises DiskFailure."""
     removed = 0
     for path in files.unreferenced(directory, named):
         if is_rebuilt and path.suffix in (files.SEGMENT_SUFFIX, files.TOMBSTONES_SUFFIX):
@@ -290,14 +299,13 @@ def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> t
 
 
 def _count_pending(opened: Segment, state: StoreState) -> Iterable[Tally]:
-    """The pending rows of a segment, counted: by its footer when all are, else by looking at its positions."""
+    """Counts of a segment's pending rows: from its footer if all are pending, else from its rows."""
     committed = state.resident.committed
     return [opened.timers] if opened.first > committed.highest else _count_unfinished(opened, committed)
 
 
 def _count_unfinished(opened: Segment, committed: Progress) -> Iterator[Tally]:
-    """The rows of a segment that are not finished, cancelled ones too, counted by row group. Raises Corrupt,
-    DiskFailure."""
+    """Counts of a segment's unfinished rows, with cancelled ones, for each row group. Raises Corrupt, DiskFailure."""
     with segment.Reader(opened) as reader:
         for group in range(len(opened.group_rows)):
             table = reader.read(group, ["offset", "at", "target", "schedule"])
@@ -307,8 +315,7 @@ def _count_unfinished(opened: Segment, committed: Progress) -> Iterator[Tally]:
 
 
 def lies_before(state: Progress, found: Checkpoint, covered: int) -> bool:
-    """Whether something below `covered` is not finished under a committed state that was when the checkpoint was
-    written."""
+    """Whether a row below `covered` that was finished when the checkpoint was written is not finished in `state`."""
     return state.offset < covered or not all(
         state.finishes(min(step.offset, covered), step.position)
         for step in found.progress.steps
@@ -327,7 +334,7 @@ def _must_be_ours(found: Identity, ours: Identity, directory: Path) -> None:
     if found.log_id != ours.log_id:
         raise WrongIdentity(
             f"{directory} holds the index of another log (id {found.log_id}, now {ours.log_id}): the topic was deleted"
-            " and made again, or the directory was moved",
+            " and created anew, or the directory was moved",
             hint=remedy,
             code="DB-4015",
         )

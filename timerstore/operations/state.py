@@ -1,13 +1,13 @@
-"""StoreState: what the operations of a store share, and the one lock that guards it.
+"""StoreState: the shared state of a store's operations, and the one lock that guards it.
 
     store -> transaction, timer_wheel, ingest, maintenance, compaction, stats -> StoreState -> log, cancels, memory
 
-No IO happens under the lock. An operation takes what it needs under it, works on immutable values (row references,
-batches, segments, tombstones), and comes back for the result. The state reads no clock: time is an argument.
+No IO happens under the lock. An operation takes immutable values under it (row references, batches, segments,
+tombstones), works on them without it, and takes it again for the result. The state reads no clock: time is an argument.
 
-A change is made in `changing`, as a whole. After an exception in the middle of one, rows may be nowhere in memory, and
-a commit or a flush would finish them unseen. So neither is possible any more: the process ends and starts again from
-its files, as after a crash, which loses nothing.
+`changing` makes a change as a whole. After an exception in the middle, memory may have lost rows, and a commit or a
+flush would finish these without output. So both are refused: the process ends and starts again from its files, as after
+a crash, without loss.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.rows.position import AT_MIN, Bools, Int64s, Position, Positions, Progress
 
 FLUSH_PART: Final = 2 / 3
-"""The part of a memtable's allowance from which on a flush is due."""
+"""The used part of a memtable's allowance at which a flush is due."""
 
 
 @dataclass(slots=True)
 class Loan:
-    """The rows that the open transaction has taken: until it ends they are nowhere else. `position` is P as its commit
-    will leave it, `acted` are rows that its commands act on, `cancelled` counts timers, on loan or acted on, whose
-    cancel was read meanwhile. `copies_read` are the originals of copies that were read meanwhile and may be
-    the transaction's own: it was committed, and does not know it yet."""
+    """The rows that the open transaction has taken; until its end the store has them only here. `position` is P after
+    its commit. `acted` are the offsets of rows on which its commands act. `cancelled` counts timers, on loan or acted
+    on, whose cancel was read meanwhile. `copies_read` are the origins of copies that were read meanwhile. They may be
+    the transaction's own, if it is committed and waits for the answer."""
 
     position: Position
     taken: list[RowRefs] = field(default_factory=list)
@@ -51,13 +51,13 @@ class Loan:
     copies_read: list[Int64s] = field(default_factory=list)
 
     def rows(self) -> RowRefs:
-        """References of everything taken so far, cancelled rows too."""
+        """References of all rows taken, with cancelled ones."""
         self.taken = [concat(self.taken)]
         return self.taken[0]
 
 
 class _Change:
-    """A context, entered hundreds of times a second."""
+    """The context of a change: an object, because it is entered hundreds of times a second."""
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
@@ -77,7 +77,7 @@ class _Change:
 
 
 class StoreState:
-    """See the module. `on_news` is called where a nearer row has come, or O should be committed, under the lock."""
+    """See the module. `on_news` is called under the lock when a nearer row has come, or O should be committed."""
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class StoreState:
         self.lock = threading.RLock()
         self._change = _Change(self)
         self.changed = threading.Condition(self.lock)
-        """Notified when there may be room, and at the end."""
+        """Notified when room may be free, and at the end."""
         self._on_news = on_news
         self.is_intake_closed = False
         self.is_closed = False
         self.failed_change: BaseException | None = None
-        """What ended a change half-way."""
+        """The error that ended a change half-way."""
         self.directory = directory
         self.identity = identity
         self.limits = limits
@@ -116,10 +116,10 @@ class StoreState:
         self.aside: tuple[Path, ...] = ()
         """Files that a rebuild has replaced or given up, kept until ingest has caught up."""
         self.reports: tuple[str, ...] = ()
-        """What was found wrong in the directory, and mended: sentences for the operator."""
+        """Damage of the directory that the start has mended, as sentences for the operator."""
 
     def share(self, budgets: Budgets) -> None:
-        """Share memory with other stores."""
+        """Share the budgets with other stores."""
         resident, cancels, commands = self.resident, self.cancels, self.commands
         budgets.ready.join(self, lambda: resident.ready_bytes)
         budgets.memtable.join(self, lambda: resident.memtable_bytes)
@@ -137,7 +137,7 @@ class StoreState:
         return EMPTY if self.loan is None else self.loan.rows()
 
     def timers_in_hand(self) -> Int64s:
-        """The timers (offsets) that the open transaction has taken or acts on: it counts them out; the caller holds the
+        """The offsets of timers that the open transaction has taken or acts on, and so counts out; the caller holds the
         lock."""
         if self.loan is None:
             return EMPTY.offset
@@ -145,12 +145,12 @@ class StoreState:
         return np.concatenate([rows.offset[rows.at > AT_MIN], np.fromiter(acted, np.int64, len(acted))])
 
     def is_unread(self) -> bool:
-        """Whether copies that an earlier process wrote may still be unread; the caller holds the lock."""
+        """Whether copies of an earlier process may be unread; the caller holds the lock."""
         inherited = self.cancels.inherited
         return inherited is None or self.resident.end < inherited
 
     def changing(self) -> _Change:
-        """Hold the lock for a change. When it fails half-way, no other follows. Raises Inconsistent where one has."""
+        """A context that holds the lock for a change. After a failed change it raises Inconsistent."""
         return self._change
 
     @contextmanager
@@ -164,49 +164,50 @@ class StoreState:
                 yield
 
     def must_be_consistent(self) -> None:
-        """Raises Inconsistent where a change has failed; the caller holds the lock."""
+        """Raises Inconsistent after a failed change; the caller holds the lock."""
         if self.failed_change is not None:
             raise Inconsistent(
                 f"a change of the timer store failed half-way: {self.failed_change!r}",
-                hint="Start the bridge again: it continues where it was, and nothing is lost.",
+                hint="Start the bridge again: it goes on from its last commit, without loss.",
                 code="DB-7005",
             ) from self.failed_change
 
     def is_caught_up(self) -> bool:
-        """Whether it is ingested up to the committed O (invariant I6)."""
+        """Whether the log is ingested up to the committed O (invariant I6)."""
         return self.resident.end >= self.resident.committed.offset
 
     def offset_behind(self) -> bool:
-        """Whether ingest is ahead of the committed O, so that a transaction would move it without rows (overtaken rows
-        in front stop it)."""
+        """Whether a transaction without rows would move O: ingest is ahead of it, and no overtaken row is in the
+        way."""
         with self.lock:
             return self.resident.reachable() > self.resident.committed.offset
 
     def needs_offset_commit(self) -> bool:
-        """Whether O should be committed at once: the memtable has to be flushed, and only rows below O can be."""
+        """Whether O should be committed at once: the memtable needs a flush, which takes only rows below O."""
         with self.lock:
             return self.budgets.memtable.is_used(self, FLUSH_PART / 2) and self.offset_behind()
 
     def is_memtable_full(self) -> bool:
-        """Whether a flush is due: while it is under way, half as much again may come in."""
+        """Whether a flush is due; half as much again may come in during the flush."""
         return self.budgets.memtable.is_used(self, FLUSH_PART)
 
     @property
     def loaded_bytes_max(self) -> int:
-        """To where windows fill the ready rows, and to where it shrinks when ingest has overfilled it."""
+        """The size up to which windows fill the ready rows, and down to which the frontier retreats when ingest has
+        overfilled them."""
         return self.budgets.ready.allowed(self) // 4 * 3
 
     def floor(self) -> Position:
-        """The frontier never moves below what is delivered or being delivered."""
+        """The lowest position of the frontier: P, or P after the open transaction."""
         return self.resident.position if self.loan is None else max(self.resident.position, self.loan.position)
 
     def bound_ready_rows(self) -> None:
-        """Move the frontier back where ingest has brought more ready rows than may be (invariant I8)."""
+        """Move the frontier back if ingest has brought more ready rows than the budget allows (invariant I8)."""
         if not self.budgets.ready.has_room(self):
             self.resident.retreat_frontier(self.loaded_bytes_max, self.floor())
 
     def wake(self) -> None:
-        """End the dispatcher's wait now, and that of an `append` without room."""
+        """End the dispatcher's wait, and that of an `append` without room."""
         with self.lock:
             self._on_news()
             self.changed.notify_all()

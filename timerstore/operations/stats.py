@@ -1,4 +1,4 @@
-"""What the store says of itself, for metrics, progress and alarms."""
+"""Figures of a store, for metrics, progress and alarms."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from timerstore.operations.state import StoreState
 from timerstore.rows.position import AT_MAX
 
 FIRST_ROWS: Final = 16
-"""Looked at in a run for the oldest; four times as many then, and so on. Only a flood of messages that are dated back
-needs more."""
+"""Rows of a run in the first look for the oldest one; each further look has four times as many. Only a flood of
+messages that are dated back needs more than one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """A consistent look at the store. `pending_by_target` has "" for the log's default target;
-    `recurring` is how many of the pending come again, one for each schedule; `cancelled` counts from the opening of the
-    store."""
+    """Consistent figures of one moment. `pending_by_target` has "" for the log's default target. `recurring` is the
+    number of pending recurring messages, one for each schedule. `cancelled` counts since the store was opened."""
 
     pending: int
     pending_by_target: dict[str, int]
@@ -41,7 +40,7 @@ class Stats:
 
     @classmethod
     def sum(cls, parts: Sequence[Stats], edges: int) -> Stats:
-        """Of several stores, asked for so many edges: sums, and the oldest checkpoint."""
+        """The sums of several stores, with the oldest checkpoint. `edges` is the length of `pending_until`."""
         by_target: Counter[str] = Counter()
         for part in parts:
             by_target.update(part.pending_by_target)
@@ -63,7 +62,7 @@ _SUMMED: Final = (
 
 
 def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
-    """Everything as it is now; `pending_until` answers for each of `edges_ms` (epoch ms)."""
+    """The figures of now; `pending_until` has one count for each of `edges_ms` (epoch ms)."""
     with state.lock:
         resident, pending = state.resident, state.pending
         return Stats(
@@ -84,12 +83,12 @@ def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
 
 
 def waits_since_ms(state: StoreState) -> int | None:
-    """Since when the oldest of what is pending waits: since it was due, or since it was written where that is later (a
-    producer may date a message back by years; it is delivered at once, and late by nothing). In the future where
-    nothing is due, None where nothing is pending.
+    """The time since which the oldest pending message waits (epoch ms): its due time, or its write time if that is
+    later. (A producer may date a message back by years; it is delivered at once, without lateness.) A time in the
+    future if no message is due; None if no message is pending.
 
-    Rows in memory are looked at. Rows on disk alone, beyond the frontier, are overdue too when no window is loaded:
-    they are seen in slots of ten seconds, so that the answer may be later by as much.
+    For rows in memory it is exact. Rows beyond the frontier, on disk only, may be overdue before their window is
+    loaded; they count by slots of ten seconds, so that the result may be ten seconds late.
     """
     with state.lock:
         resident, first_ms = state.resident, AT_MAX
@@ -112,7 +111,8 @@ def _waits_since_ms(state: StoreState, rows: RowRefs) -> int:
 
 
 def _stored_since_ms(state: StoreState) -> int:
-    """From when on something pending was counted beyond what is loaded, and a segment has something there."""
+    """The time (ms) from which rows beyond the frontier wait: the later one of the first counted pending timer there,
+    and of the end of the first slot in a segment; AT_MAX if one is missing."""
     after_ms = state.resident.frontier.at_ms
     counted_ms = state.pending.histogram.first_ms(after_ms)
     stored = [each.timers.slots[each.timers.slots >= after_ms // SLOT_MS] for each in state.timerlog]
@@ -122,8 +122,8 @@ def _stored_since_ms(state: StoreState) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """Whether there are unfinished rows whose records are gone from the log, and which are in this store alone; whether
-    some are in memory alone; and whether a flush would store some of these."""
+    """Whether this store alone has unfinished rows, because their records are gone from the log; whether some of them
+    are in memory only; and whether a flush would store any of those."""
 
     is_any: bool = False
     is_unstored: bool = False
@@ -131,10 +131,10 @@ class Trimmed:
 
 
 def trimmed(state: StoreState, log_start: int) -> Trimmed:
-    """`log_start` is the first offset that the log still has.
+    """Unfinished rows that only this store has; `log_start` is the log's first offset.
 
-    Rows in memory are looked at one by one; of a segment only the footer is, which names one unfinished row, the last.
-    That says too little rather than too much: no alarm is false, but one may come a segment's length late.
+    Rows in memory are examined one by one. Of a segment only the last row is, from the footer. So no alarm is false,
+    but one may be late by a segment's length.
     """
     with state.lock:
         resident = state.resident
@@ -151,7 +151,7 @@ def trimmed(state: StoreState, log_start: int) -> Trimmed:
 
 
 def may_hold_below(state: StoreState, bound: int) -> bool:
-    """Whether something below this offset may be unfinished: said too often rather than too seldom."""
+    """Whether rows below this offset may be unfinished. It may be wrongly true, never wrongly false."""
     with state.lock:
         position = state.resident.position
         if any(segment.begin < bound and segment.last > position for segment in state.timerlog):

@@ -1,15 +1,14 @@
-"""Transactions: rows handed out for delivery, together with the committed state that says they are finished.
+"""Transactions: rows handed out for delivery, with the committed state that finishes them.
 
-A transaction outputs exactly the difference between two finished sets (invariant I1), in as many pieces as the
-dispatcher likes to take:
+A transaction outputs exactly the difference between two finished sets (invariant I1), in any number of takes:
 
-    overtaken rows  move O: O' is the first that is not taken, or the end of what is ingested
+    overtaken rows  move O: O' is the offset of the first one that is not taken, or the end of the ingested records
     on-time rows    move P: P' is the position of the last row popped from the ready rows
-    a popped row that O' does not cover is not output: it is overtaken from here on
-    a row that a tombstone covers is passed like any other, without being output (invariant I7); so is one that a
-    command of this transaction acts on (cancels/commands.py)
 
-Nothing is forgotten before `acknowledge`; `rollback` makes every row pending again.
+A popped row that O' does not cover is not output, and becomes an overtaken row. A row that a tombstone covers is passed
+over without output (invariant I7), and so is a row on which a command of this transaction acts (cancels/commands.py).
+
+The store keeps every row until `acknowledge`; `rollback` makes all of them pending again.
 """
 
 from __future__ import annotations
@@ -47,32 +46,33 @@ from timerstore.rows.entry import PAYLOAD
 from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position, Positions, Progress, end_of
 
 CANCELLED_TAKES_MAX = 16
-"""How many takes in a row may find cancelled rows only, before the transaction is better ended."""
+"""Limit of successive takes with cancelled rows only; the transaction then ends early."""
 
 NAMED_MAX = 1_000
-"""Commands by origin that those by id write in one transaction, before commands of one id wait for each other. (Moves
-need not, but for this number: of moves by origin that wait together, the last one acts.)"""
+"""Commands by origin that commands by id write in one transaction. Above this number, later commands of an id wait for
+them. (Moves would not have to wait for their order: of moves by origin that wait together, the last one acts.)"""
 
 NONE: Mapping[int, int] = {}
 
 LEAVES_MS = 1_000
-"""What comes up so soon may leave before the commands that move by an id act on it: no later one stands in for them."""
+"""Messages that come up within this time may leave before the commands by origin of a move by id act on them. So no
+later move acts in its place."""
 
 GATHERED_AHEAD_MS = 250
-"""How far ahead rows that come from many chunks are put together."""
+"""Rows from many chunks are put together this long before they are due."""
 
 DECIDED_AT_ONCE = 500
-"""Messages, or rows of them, whose commands are decided in one hold of the lock, about."""
+"""Estimated messages or rows whose commands are decided in one hold of the lock."""
 
 JUDGED = pa.schema([PAYLOAD.field(name) for name in ("kind", "id", "origin")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """Rows in the order in which they are to be produced.
+    """Rows in the order of their output.
 
-    `at` int64[n] (ms), `offset` int64[n]; `pieces` are record batches of `entry.PAYLOAD`, n rows together. The first
-    `overtaken` of them are in the order of offset, the others in that of position.
+    `at` int64[n] (ms), `offset` int64[n]; `pieces` are record batches of `entry.PAYLOAD`, with n rows together. The
+    first `overtaken` rows are in order of offset, the others in order of position.
     """
 
     at: Int64s
@@ -89,15 +89,15 @@ class Taken:
 
 
 class Due(NamedTuple):
-    """How many rows are due: overtaken ones, and those on time; cancelled ones too."""
+    """The numbers of due rows, overtaken and on time, with cancelled rows."""
 
     overtaken: int
     on_time: int
 
 
 class _Judged(NamedTuple):
-    """Of a command's rows: which are finished or handed out, which a tombstone covers, and which leave as copies, or
-    have been moved or recalled."""
+    """Masks of a command's rows: finished or handed out; covered by a tombstone; leaving as copies, moved or
+    recalled."""
 
     gone: Bools
     covered: Bools
@@ -105,42 +105,42 @@ class _Judged(NamedTuple):
 
 
 class Transaction:
-    """One step of the committed state; made by `TimerStore.begin`, one at a time, used by one thread."""
+    """One step of the committed state, for one thread. `TimerStore.begin` makes it, one at a time."""
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
         self._loan = state.loan = Loan(state.resident.position)
         self._offset = state.resident.committed.offset
         self._delivered: list[Taken] = []
-        """What leaves the pending counts when the commit is known."""
+        """Rows that leave the pending counts at `acknowledge`."""
         self._output: list[Int64s] = [EMPTY.offset]
-        """Rows that were handed out."""
+        """Offsets of the rows that were handed out."""
         self._copied: list[Int64s] = [EMPTY.offset]
-        """Those of them that leave as copies."""
+        """Offsets of the rows, handed out or moved, that leave as copies."""
         self._acted = self._loan.acted
-        """Rows that commands of this transaction act on."""
+        """Offsets of the rows on which commands of this transaction act."""
         self._acted_ids: set[Id] = set()
-        """Whose further commands wait for the commands by origin that were written."""
+        """Ids whose later commands wait for the written commands by origin."""
         self._named = 0
-        """How many these are."""
+        """The number of commands by origin that commands by id write."""
         self._recalled: set[int] = set()
-        """Originals that recalls act on, or have commands by origin written about: later ones leave them."""
+        """Originals that recalls act on, or have commands by origin written for; later commands by id leave them."""
         self._hurried: set[int] = set()
-        """The same of moves to now."""
+        """The same for moves to now."""
         self._again: Counter[Id] = Counter()
-        """Commands by id that it writes again, less those that were, and are decided."""
+        """Commands by id that it writes again, less those that were written again before and are decided now."""
         self._decided: dict[int, Decided] = {}
-        """What commands by origin act on, by their offsets."""
+        """The decisions of acting commands by origin, by the command's offset."""
         self._decided_ms = 0
         self._in_transit = InTransit()
         self._refused: list[Int64s] = []
         self._written: list[tuple[bool, Int64s]] = []
-        """Originals about which commands by origin are written, and whether these are moves;"""
+        """Commands by origin to write: whether they are moves, and their originals."""
         self._settled: list[tuple[bool, Int64s]] = []
-        """and those about which such commands are decided."""
+        """The same of decided commands by origin that the bridge wrote."""
 
     def due(self, until: Position) -> Due:
-        """What a `take` up to a position would have, without limits."""
+        """The number of rows that a `take` up to a position would have, without limits."""
         with self._changing() as loan:
             resident = self._state.resident
             resident.overtake(loan.position)  # rows that have come since the last take
@@ -148,9 +148,9 @@ class Transaction:
             return Due(resident.overtaken.count_due(until.at_ms), ready.count_until(min(until, resident.frontier)))
 
     def take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> Taken:
-        """Overtaken rows that are due at `until_ms`, and rows up to `bound`, which is not later; up to so many of each.
-        An empty answer means that there are none, or nothing but a great many cancelled rows. (Nothing may be output
-        before it is due.)"""
+        """At most `overtaken_max` overtaken rows that are due at `until_ms`, and at most `on_time_max` rows up to
+        `bound`, which is not later (no row is output before it is due). An empty result means that there are no due
+        rows, or a great many cancelled ones only."""
         for _ in range(CANCELLED_TAKES_MAX):
             rows, is_end = self._take(until_ms, overtaken_max, bound, on_time_max)
             if is_end or len(rows):
@@ -158,12 +158,12 @@ class Transaction:
         return rows
 
     def _take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> tuple[Taken, bool]:
-        """One take; and whether there was nothing."""
+        """The rows of one take, and whether no row was due."""
         with self._changing() as loan:
             resident = self._state.resident
             resident.overtake(loan.position)
             overtaken = resident.overtaken.take(until_ms, overtaken_max)
-            # O' is in front of the first overtaken row that is left, else the end of what is ingested.
+            # O' is the offset of the first overtaken row that is left, else the end of the ingested records.
             self._offset = resident.reachable()
             due = resident.ready_until(bound.at_ms).pop_until(min(bound, resident.frontier), on_time_max)
             is_end = not len(due) + len(overtaken)
@@ -177,7 +177,7 @@ class Transaction:
             rows = concat([overtaken, due])
             loan.taken.append(rows)
             payloads = resident.chunks.payloads(rows.chunk)
-            # A cancel that is read from now on comes too late for these rows.
+            # Later cancels come too late for these rows.
             lookup = self._state.cancels.tombstones.lookup()
         pieces = pieces_of(payloads, rows.chunk, rows.row)
         cancelled = self._state.cancels.covered(lookup, rows.offset, joined(pieces)) if len(lookup) else None
@@ -190,30 +190,29 @@ class Transaction:
             rows, pieces = rows[~cancelled], [joined(pieces).filter(pa.array(~cancelled))]
         taken = Taken(at=rows.at, offset=rows.offset, pieces=pieces, overtaken=first)
         self._delivered.append(taken)
-        # What a message without a key replaces is cancelled by a row with the offset of the message itself.
+        # A message without a key replaces others by a cancel row, which has the message's own offset.
         self._output.append(rows.offset[rows.at > AT_MIN])
         return taken, is_end
 
     def move_offset(self) -> None:
-        """Take nothing, and move O as far as no overtaken row stands in the way."""
+        """Move O up to the first overtaken row, without a take."""
         with self._changing():
             self._offset = self._state.resident.reachable()
 
     def copied(self, offset: Int64s, origin: Int64s, ids: pa.Array) -> None:
-        """Rows that were handed out, or are moved, leave as copies: their offsets, those of their originals, and their
-        ids."""
+        """Note rows, handed out or moved, that leave as copies: their offsets, their origins, their ids."""
         self._copied.append(offset)
         self._in_transit.add(origin, digests_or_zeros(ids))
 
     def are_waited_for(self, origin: Int64s, now_ms: int) -> Bools:
-        """About which of these originals commands are on their way that were read before."""
+        """Mask of the originals for which the bridge has written commands that are not yet decided."""
         written: Bools = np.isin(origin, np.concatenate([EMPTY.offset, *(origins for _, origins in self._written)]))
         with self._state.lock:
             waiting = self._state.commands.waiting
             return written | waiting.among(origin, now_ms) if len(waiting) else written
 
     def refused(self, origin: Int64s) -> None:
-        """Copies of these originals were read as rejects: they are under way no more."""
+        """Note originals whose copies were read as rejects, and so are no longer in transit."""
         self._refused.append(origin)
 
     def decide(
@@ -225,12 +224,14 @@ class Transaction:
         first: Collection[int] = (),
         silent: Collection[int] = (),
     ) -> list[Decided]:
-        """What the commands among the rows handed out (their offsets, in order) come to, at `now_ms`: of one that names
-        several originals, up to one of each kind. What they act on is not handed out any more. A move by origin that
-        acts needs a copy of each of its rows. `passed` says of moves which other one among these acts in their place:
-        it names the same originals; or the same id, which they move for no answer. `sent` says of those by id that
-        were written again below what offset what they are about was sent, OFFSET_MAX if it is in another log.
-        `first` are those by origin that no transaction has written. Nothing can be written for the `silent`."""
+        """Decide commands among the handed out rows at `now_ms`. Returns the decisions: for a command that names
+        several originals, up to one of each kind. Rows on which commands act are not handed out later. An acting move
+        by origin needs a copy of each of its rows.
+
+        `commands` are the offsets, in order. `passed` maps a move to the one among these that acts in its place: it
+        names the same originals, or the same id if no answer is wanted. `sent` maps a command by id that was written
+        again to the offset from which on it covers no message; OFFSET_MAX: the offset is of another log. `first`
+        are commands by origin that a client wrote. For the `silent`, no command can be written."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -240,7 +241,7 @@ class Transaction:
                     if (effect := known.get(left.popleft())) is not None:
                         effects.append(effect)
                         count += self._size(effect)
-                if not effects:  # all are about other logs
+                if not effects:  # all name records of other logs
                     continue
                 by_origin = [effect for effect in effects if effect.named is not None]
                 judged = dict(zip([each.offset for each in by_origin], self._judged(by_origin), strict=True))
@@ -262,13 +263,13 @@ class Transaction:
         return decided
 
     def _size(self, effect: Effect) -> int:
-        """How many rows or messages must be looked at."""
+        """The number of rows or messages to examine."""
         if effect.upto is not None:
             return 1 if effect.id in self._acted_ids else max(1, effect.upto)
         return max(1 if effect.named is None else len(effect.named), len(effect.rows))
 
     def _judged(self, effects: Sequence[Effect]) -> list[_Judged]:
-        """Of the rows of each of some by origin, in one pass."""
+        """The masks of the rows of effects by origin, in one pass."""
         if not effects:
             return []
         state = self._state
@@ -286,7 +287,7 @@ class Transaction:
         return list(starmap(_Judged, zip(*parts, strict=True)))
 
     def _judged_by_id(self, effect: Effect) -> _Judged:
-        """The same, of one by id."""
+        """The masks of the rows of one effect by id."""
         assert isinstance(effect.rows, Timers)
         timers = effect.rows[: effect.upto]
         lookup = self._state.cancels.tombstones.lookup()
@@ -294,7 +295,7 @@ class Transaction:
         return _Judged(gone, self._state.cancels.are_covered(lookup, timers), copied)
 
     def _left(self, rows: Positions, origin: Int64s) -> tuple[Bools, Bools]:
-        """Which rows are finished or handed out, and which leave as copies, or have been moved or recalled."""
+        """Masks of rows: finished or handed out; leaving as copies, moved or recalled."""
         state = self._state
         lookup = state.cancels.tombstones.lookup()
         gone = state.resident.finished(rows) | np.isin(rows.offset, np.concatenate(self._output))
@@ -302,11 +303,11 @@ class Transaction:
         return gone, copied | state.cancels.decided(lookup, rows.offset, origin)
 
     def _decisions_by_id(self, effect: Effect, sent: int | None, later: Effect | None) -> list[Decided]:
-        """Of one command by id; `sent` is said of one that was written again, and `later` is what is to act in its
-        place. The caller holds the lock."""
+        """The decisions of one command by id. `sent` is given if it was written again, `later` is the move that may act
+        in its place. The caller holds the lock."""
         known = self._state.commands.again
         is_behind = sent is None and known[effect.id] + self._again[effect.id] > 0
-        is_counted = sent != OFFSET_MAX  # what came from another log has no order among those of this one
+        is_counted = sent != OFFSET_MAX  # a command from another log has no order among those of this one
         self._again[effect.id] -= sent is not None and is_counted
         found = self._decided_by_id(effect, effect.offset if sent is None else sent, later, is_behind=is_behind)
         self._again[effect.id] += found[0].decision is Decision.AGAIN and is_counted
@@ -315,7 +316,7 @@ class Transaction:
     def _decided_by_id(self, effect: Effect, below: int, later: Effect | None, *, is_behind: bool) -> list[Decided]:
         if effect.is_too_many:
             return of_all(effect, Decision.TOO_MANY)
-        # Of one that has acted nothing was done yet, so that all can wait.
+        # A command by id only writes commands by origin, so that all of it can wait.
         waits = is_behind or effect.id in self._acted_ids
         waits = waits or effect.copied.is_unsure or self._state.is_unread()
         if waits and later is None:
@@ -339,15 +340,15 @@ class Transaction:
         return of_all(effect, Decision.LEFT if left_now.any() else Decision.NOTHING)
 
     def _leave_before(self, named: Int64s) -> bool:
-        """Whether any of these originals leaves by a move to now, or by a recall that was sent earlier."""
+        """Whether a move to now, or a recall that was sent earlier, takes any of these originals."""
         cancels = self._state.cancels
         recalled = cancels.recalled(cancels.tombstones.lookup(), named, named)
         recalled |= self._state.commands.recalling.among(within_reach(named), self._decided_ms)
         return bool((recalled | named_among(named, self._hurried)).any())
 
     def _pending_of_id(self, effect: Effect, below: int) -> tuple[Int64s, int]:
-        """The originals of an id that are pending, or of which a copy is under way; and when the first of the pending
-        ones comes up."""
+        """The originals of an id that are pending, or have copies in transit; and the time (ms) at which the first
+        pending one comes up."""
         gone, covered, copied = self._judged_by_id(effect)
         origin, acted = effect.origin[: effect.upto], self._are_acted(effect)
         is_live = ~(gone | acted | covered)
@@ -357,16 +358,16 @@ class Transaction:
         return named[named < min(below, effect.offset)], int(first_ms)
 
     def _are_acted(self, effect: Effect) -> Bools:
-        """Which of its rows commands of this transaction act on."""
+        """Mask of its rows on which commands of this transaction act."""
         return np.array([each in self._acted for each in effect.rows.offset[: effect.upto].tolist()], dtype=np.bool_)
 
     def _moving(self, effect: Effect) -> tuple[Int64s, Int64s]:
-        """The originals that it is about of which a copy is written, or not read yet."""
+        """The originals of an effect whose copies this transaction writes, and those with copies in transit."""
         return self._in_transit.of(effect), self._state.commands.in_transit.of(effect)
 
     def _decisions(self, effect: Effect, judged: _Judged, later: Effect | None) -> list[Decided]:
-        """Of one command by origin, one for all that share it; `later` is what is to act in its place. The caller holds
-        the lock."""
+        """The decisions of one command by origin, one for all originals that share it. `later` is the move that may act
+        in its place. The caller holds the lock."""
         state = self._state
         gone, covered, copied = judged
         acted = self._are_acted(effect)
@@ -399,7 +400,7 @@ class Transaction:
         ]
 
     def _act(self, found: Decided) -> None:
-        """Of what a command acts on; the caller holds the lock."""
+        """Note the rows and originals on which a command acts; the caller holds the lock."""
         effect, live = found.effect, found.live
         assert found.named is not None
         if effect.named is None:
@@ -415,11 +416,10 @@ class Transaction:
         self._decided[effect.offset] = found
 
     def _is_passed(self, effect: Effect, later: Effect, is_live: Bools) -> bool:
-        """Whether another move acts, or has acted, on all rows of one by origin that are pending: once this one is
-        finished, its tombstone covers them. One that was sent later may have been read earlier, and not know them all.
-        """
+        """Whether the `later` move acts, or has acted, on all pending rows of a move by origin. (This one's tombstone
+        then covers them.) A move that was sent later may have been read earlier, and so may not know all rows."""
         if later.is_now != effect.is_now and effect.are_uncopyable().any():
-            return False  # of what is too large for a copy only one of them moves anything
+            return False  # only one of the two can move messages that are too large for a copy
         if later.offset > effect.offset:
             return bool(effect.have(is_live).all())
         found = self._decided.get(later.offset)
@@ -428,21 +428,21 @@ class Transaction:
 
     @property
     def rows(self) -> int:
-        """How many rows it has taken, cancelled ones too."""
+        """The number of rows taken, with cancelled ones."""
         return len(self._loan.rows())
 
     def progress(self) -> Progress:
-        """(O', P'), which may be the committed state."""
+        """(O', P'), with the frozen steps; it may equal the committed state. Raises Inconsistent."""
         with self._state.lock:
             self._state.must_be_consistent()
             return self._state.resident.committed.moved(self._offset, self._loan.position)
 
     def acknowledge(self) -> None:
-        """The commit is known to have happened: what was taken is finished."""
+        """Finish the rows taken, after a successful commit. Raises Misuse, Inconsistent."""
         with self._changing() as loan:
             progress, state = self.progress(), self._state
             state.loan = None
-            for timers in loan.cancelled:  # their cancel came too late, and has counted them out
+            for timers in loan.cancelled:  # a cancel that came too late has counted them out
                 state.pending.add(timers)
             for taken in self._delivered:
                 state.pending.remove_rows(taken.at, taken.pieces)
@@ -452,8 +452,8 @@ class Transaction:
             state.changed.notify_all()
 
     def rollback(self) -> None:
-        """The commit is known not to have happened: what was taken is pending again. After a change that failed it does
-        nothing: the error of that change is to be seen, and not another."""
+        """Make the rows taken pending again, after an abort. Raises Misuse. After a failed change it does nothing, so
+        that the error of that change stays the visible one."""
         state = self._state
         with suppress(Inconsistent), self._changing() as loan:
             state.loan = None
@@ -462,7 +462,7 @@ class Transaction:
             state.wake()
 
     def _apply(self) -> None:
-        """What commands have decided, and what has left as copies; the caller holds the lock."""
+        """Apply the decisions of commands, and note the copies; the caller holds the lock."""
         state, commands = self._state, self._state.commands
         if self._decided:
             lives = [(each.effect, each.live) for each in self._decided.values()]

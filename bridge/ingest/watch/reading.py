@@ -51,7 +51,7 @@ TRANSITIONS: Final[Mapping[Reader, Mapping[ReaderEvent, Reader]]] = {
 
 
 class Reading:
-    """The state, and what the readers' threads share besides. For any thread."""
+    """The state, and other values that the readers' threads share. For any thread."""
 
     def __init__(self) -> None:
         self.reader = Reader.PLAIN
