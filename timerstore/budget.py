@@ -14,6 +14,7 @@ The use may exceed the allowance by the batch in progress, or after new stores h
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from timerstore.limits import Limits
@@ -24,6 +25,8 @@ class Budget:
 
     def __init__(self, total: int) -> None:
         self._total = total
+        self._lock = threading.Lock()
+        """One store may come while another one goes."""
         self._used: dict[object, Callable[[], int]] = {}
         """Replaced, never changed."""
         self.guaranteed = 0
@@ -36,11 +39,13 @@ class Budget:
 
     def join(self, store: object, used: Callable[[], int]) -> None:
         """A store shares in it; `used` says how much it has."""
-        self._share({**self._used, store: used})
+        with self._lock:
+            self._share({**self._used, store: used})
 
     def leave(self, store: object) -> None:
         """A store is closed."""
-        self._share({each: used for each, used in self._used.items() if each is not store})
+        with self._lock:
+            self._share({each: used for each, used in self._used.items() if each is not store})
 
     def has_room(self, store: object) -> bool:
         """Whether a store may have more than it has."""

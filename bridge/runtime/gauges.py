@@ -52,7 +52,10 @@ class Lag:
         if not at_once and self._looked_s is not None and now_s - self._looked_s < REFRESH_INTERVAL_S:
             return None
         self._looked_s = now_s
-        ingested, committed = store.next_offsets(), store.committed()
+        committed, ingested = store.committed(), store.next_offsets()
+        ingested = {
+            name: at for name, at in ingested.items() if name in committed
+        }  # others have gone or come meanwhile
         try:
             marks = cluster.watermarks(sorted(ingested), of_all=False)
         except EnvironmentFailure as error:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -178,13 +178,16 @@ class Stores:
         partitions. A step of maintenance that began before they were closed last has ended. Raises DiskFull,
         DiskFailure."""
         stores: dict[SourceName, TimerStore] = {}
-        for name, opening in openings.items():
-            stores[name] = store = TimerStore.open(
-                opening.found, opening.committed, log_start=opening.log_start, cuts=opening.cuts, now_ms=now_ms,
-                limits=self.limits, on_news=self.wake, budgets=self._budgets,
-            )  # fmt: skip
-            self.reports += tuple(f"{name[0]}/{name[1]}: {report}" for report in store.reports)
-            progress(len(stores), len(openings))
+        with ExitStack() as opened:
+            for name, opening in openings.items():
+                stores[name] = store = TimerStore.open(
+                    opening.found, opening.committed, log_start=opening.log_start, cuts=opening.cuts, now_ms=now_ms,
+                    limits=self.limits, on_news=self.wake, budgets=self._budgets,
+                )  # fmt: skip
+                opened.callback(store.close)
+                self.reports += tuple(f"{name[0]}/{name[1]}: {report}" for report in store.reports)
+                progress(len(stores), len(openings))
+            opened.pop_all()
         return Prepared(stores)
 
     def add(self, prepared: Prepared) -> None:

@@ -160,7 +160,7 @@ class Bench:
     def reads(self, name: SourceName, end: int) -> None:
         """The plain reader reads up to `end`."""
         self.plain.log[name] = end
-        wait_until(lambda: self.ingest._shared.read_to.get(name, 0) >= end, SEEN_S, "the plain reader reads")
+        wait_until(lambda: self.ingest._reading.read_to.get(name, 0) >= end, SEEN_S, "the plain reader reads")
 
 
 @pytest.fixture

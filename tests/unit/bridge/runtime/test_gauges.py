@@ -97,7 +97,8 @@ def test_a_look_at_the_logs_tells_what_is_committed_and_not_read_again_yet() -> 
     """What was read once is compared with the log, however far a start has caught up. Without an answer the ends of the
     look before stay."""
     store, cluster, clock, name = mock.Mock(), mock.Mock(), ManualClock(), ("delay", 0)
-    store.next_offsets.return_value, store.committed.return_value = {name: 10}, {name: Progress(60, ORIGIN)}
+    store.next_offsets.return_value = {name: 10, ("delay", 1): 0}  # which has come just now
+    store.committed.return_value = {name: Progress(60, ORIGIN), ("delay", 2): Progress(5)}  # which has gone
     mark = Watermarks(start=0, end=45, epoch=1)
     cluster.watermarks.side_effect = [{name: mark}, EnvironmentFailure("no answer", hint="Wait.")]
     lag = Lag(clock)

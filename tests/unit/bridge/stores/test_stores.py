@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -14,7 +15,7 @@ from dev.harness.waiting import wait_until
 from tests.model.stores import State, batch
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, RETRY, Rig
 from tests.unit.timerstore.entries import Record
-from timerstore.errors import Closed, Misuse
+from timerstore.errors import Closed, DiskFull, Misuse
 from timerstore.limits import Limits
 from timerstore.operations.find import FoundPage
 from timerstore.rows.position import AT_MIN
@@ -190,3 +191,18 @@ def test_a_page_reads_of_each_partition_what_it_may_show(tmp_path: Path, monkeyp
             break
     assert shown == list(range(FAR_MS, FAR_MS + 400))
     assert sum(read[:8]) < 4 * 20
+
+
+def test_partitions_that_could_not_be_opened_take_no_room(tmp_path: Path) -> None:
+    """Each attempt opens all again; the stores that it has opened before a full disk are closed."""
+    rig = Rig(tmp_path)
+    rig.stores.close_partitions([BILLS, RETRY])
+    ready = rig.stores._budgets.ready
+    guaranteed = ready.guaranteed
+    opened: list[Any] = [TimerStore.open, mock.Mock(side_effect=DiskFull("full", hint="", code="DB-3028"))]
+    with (
+        mock.patch.object(TimerStore, "open", lambda *args, **kwargs: opened.pop(0)(*args, **kwargs)),
+        pytest.raises(DiskFull),
+    ):
+        rig.stores.coming({BILLS: State(), RETRY: State()}, {}, {})
+    assert not opened and ready.guaranteed == guaranteed
