@@ -49,7 +49,7 @@ from bridge.spark.session import end_jvm, intact
 from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import GONE, StartFacts, StartPlan
 from bridge.start.identity_watch import IdentityWatch
-from bridge.start.index import Indexes, as_bridge_errors, find_index, find_indexes, make_stores, openings
+from bridge.start.index import Indexes, as_bridge_errors, drop_earlier, find_index, find_indexes, make_stores, openings
 from bridge.start.retention import RetentionGuard, ingest_start
 from bridge.start.roll_window import Windows, decode_parameters, limits_of
 from bridge.start.suspects import make_suspects
@@ -138,7 +138,7 @@ class Pipeline:
         context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
         directory = self._directory = find_index(context.settings, context.cluster, without=context.identity.replaced)
         indexes = find_indexes(directory, self._owned, context.clock.now_ms())
-        plan = self._plan(indexes, self._owned, self._member)
+        plan = self._plan(directory, indexes, self._owned, self._member)
         if plan is None or self._cancelled.is_set():
             return False
         self._windows = plan.windows
@@ -276,7 +276,7 @@ class Pipeline:
             self._context.on_held()
             return True
         indexes = find_indexes(directory, come, self._context.clock.now_ms())
-        plan = self._plan(indexes, come, member)
+        plan = self._plan(directory, indexes, come, member)
         if plan is None:
             return True  # the group says something else now
         if not self._spans(plan.windows):
@@ -302,7 +302,9 @@ class Pipeline:
             prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms), _ends(plan))
         except BridgeError as error:
             prepared.close()
-            if error.code == GONE and self._directory is not None and self._directory.has_index_of_earlier_version():
+            is_upgrade = self._directory is not None and self._directory.has_index_of_earlier_version()
+            is_upgrade &= {*prepared.resume_offsets().values()} == {None}  # else a part is committed by this version
+            if error.code == GONE and is_upgrade:
                 hint = "Run the earlier version until the messages of this partition are delivered."
                 raise StateError(error.message, hint=hint, code=error.code) from error  # of the whole start
             raise
@@ -391,9 +393,8 @@ class Pipeline:
             self._context.dispatcher.notes.note_gone(self.retention.gone)
             if self.retention.must_flush and self._maintenance is not None:
                 self._maintenance.flush_now(0)
-            if self._directory is not None and not self.store.in_life(Life.CATCHING_UP):
-                with as_bridge_errors():
-                    self._directory.drop_index_of_earlier_version()
+            if self._directory is not None and self._directory.has_index_of_earlier_version():
+                drop_earlier(self._directory, self.store, self._member.partitions)
 
     def alarms(self) -> tuple[str, ...]:
         """Warnings for the operator while delivery continues."""
@@ -416,7 +417,9 @@ class Pipeline:
                 code="DB-3034",
             )
 
-    def _plan(self, indexes: Indexes, owned: frozenset[SourceName], member: Membership) -> StartPlan | None:
+    def _plan(
+        self, directory: StoreDirectory, indexes: Indexes, owned: frozenset[SourceName], member: Membership
+    ) -> StartPlan | None:
         context = self._context
         limits = limits_of(context.cluster, sorted({topic for topic, _ in owned}))
         parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
@@ -428,7 +431,7 @@ class Pipeline:
             with as_bridge_errors():
                 facts = gather(
                     context.ownership, context.cluster, owned, parameters=parameters, limits=limits, indexes=indexes,
-                    taken_back=context.dispatcher.doubts.torn.taken_back,
+                    known=directory.known, taken_back=context.dispatcher.doubts.torn.taken_back,
                 )  # fmt: skip
             if context.identity.holds_cut(context.cluster, facts):
                 context.on_held()

@@ -34,7 +34,6 @@ from bridge.delivery.resuming import LOOK_S, Named, Resuming
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.pauses import Pauses
-from bridge.errors import StateError
 from bridge.ingest.batches.choices import ENDS, Choices
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
@@ -45,6 +44,7 @@ from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.spark import session as spark
 from bridge.spark.transactions import coordinators
+from bridge.start.facts import states_of_others
 from bridge.start.first_commits import StartPlan
 from bridge.stores.names import SourceName
 from bridge.stores.stores import Stores
@@ -54,7 +54,7 @@ from bridge.telemetry.http import Protection
 from bridge.telemetry.logins import Logins
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
-from bridge.wire.committed_state import CommittedState, decode_metadata
+from bridge.wire.committed_state import CommittedState
 from bridge.wire.headers import AS_DUE_MS
 from timerstore.clock import Clock
 
@@ -135,12 +135,7 @@ def make_resuming(
         return None if running is None or context.health.phase.name != "running" else running.store
 
     def read(partitions: Collection[SourceName]) -> Iterator[CommittedState]:
-        for name, (offset, metadata) in cluster.committed(settings.group_id, partitions).items():
-            try:
-                state = decode_metadata(name, offset, metadata)
-            except StateError:
-                continue  # another instance owns the partition, and reports the error
-            yield state
+        return (state for _, state in states_of_others(cluster, settings.group_id, partitions))
 
     def bring(named: Named) -> Sequence[Future[Sequence[Answer]]] | None:
         try:

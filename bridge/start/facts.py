@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -15,7 +15,7 @@ from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.roll_window import TopicLimits
 from bridge.stores.names import SourceName
-from bridge.wire.committed_state import CommittedState
+from bridge.wire.committed_state import CommittedState, decode_metadata
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.clock import Clock
 from timerstore.operations import recovery
@@ -26,6 +26,9 @@ FIRST_COMMITS_S: Final = Wait.OTHERS_COMMITS.s
 LOOK_S: Final = 0.2
 SILENT: Final = Watermarks(start=0, end=0)
 """Of a partition whose leader does not answer."""
+
+Known = Callable[[Collection[SourceName]], Collection[SourceName]]
+"""As `StoreDirectory.known`."""
 
 TakenBack = Callable[[Mapping[SourceName, CommittedState | None]], Mapping[SourceName, CommittedState]]
 """As `TornStates.taken_back`."""
@@ -76,10 +79,11 @@ def gather(
     parameters: Mapping[str, DecodeParameters],
     limits: Mapping[str, TopicLimits],
     indexes: Mapping[SourceName, Found] = MappingProxyType({}),
+    known: Known = lambda _: (),
     taken_back: TakenBack = lambda _: {},
 ) -> StartFacts:
-    """The facts of the delay topics in `parameters`; `indexes` are those of the directory. The states of owned
-    partitions that are `taken_back` are committed first.
+    """The facts of the delay topics in `parameters`; `indexes` are those of owned partitions, and other ones may be
+    `known`. The states of owned partitions that are `taken_back` are committed first.
 
     Raises StateError when a topic does not exist, or the committed state of an owned partition cannot be read,
     SilentLogs where the leader of one does not answer, EnvironmentFailure without any answer, DiskFailure.
@@ -89,6 +93,7 @@ def gather(
     read = group.read_committed_states(names, strict=owned)
     read |= _committed_again(group, taken_back({name: read.get(name) for name in owned}))
     committed = {name: state for name, state in read.items() if state is not None}
+    lacking = set(names) & read.keys() - committed.keys()
     covered = {n: each.checkpoint.offset for n, each in indexes.items() if each.checkpoint is not None}
     just_covered = {
         name for name, state in committed.items() if state.first_offset and covered.get(name) == state.first_offset
@@ -103,6 +108,7 @@ def gather(
         committed=committed,
         limits=limits,
         covered={name: offset for name, offset in covered.items() if offset is not None},
+        known=frozenset(known(lacking)) if lacking else frozenset(),
         unreadable=frozenset(names) - read.keys(),
         holds_given_up=frozenset(name for name in just_covered & owned if recovery.holds_rows(indexes[name])),
     )
@@ -144,6 +150,17 @@ def _must_answer(
     new = {topic for topic, _ in silent} - {topic for topic, _ in committed}
     if held := frozenset(name for name in owned if name in silent or name[0] in new):
         raise SilentLogs(held)
+
+
+def states_of_others(
+    cluster: Cluster, group_id: str, partitions: Collection[SourceName]
+) -> Iterator[tuple[SourceName, CommittedState]]:
+    """The committed states of other instances' partitions, as far as they are readable. Raises EnvironmentFailure."""
+    for name, (offset, metadata) in cluster.committed(group_id, partitions).items():
+        try:
+            yield name, decode_metadata(name, offset, metadata)
+        except StateError:
+            continue  # another instance owns the partition, and reports the error
 
 
 def _partitions(topics: Mapping[str, Topic]) -> list[SourceName]:

@@ -86,8 +86,8 @@ class StartFacts:
     `owned` are this instance's partitions. For each delay topic with owned partitions: `topics`, the configured decode
     `parameters`, and `limits`. `committed` has the state of every partition of these topics with a commit, for any
     owner; `unreadable` are other instances' partitions with an unreadable commit. `covered` is O_c of each partition's
-    index. `holds_given_up`: partitions whose index has rows below an offset that an operator has given up, and ends
-    just there.
+    index; `known` are partitions without a commit that have an index, whoever owns them now. `holds_given_up`:
+    partitions whose index has rows below an offset that an operator has given up, and ends just there.
     """
 
     owned: frozenset[SourceName]
@@ -96,6 +96,7 @@ class StartFacts:
     committed: Mapping[SourceName, CommittedState]
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
     covered: Mapping[SourceName, int] = field(default_factory=dict)
+    known: frozenset[SourceName] = frozenset()
     unreadable: frozenset[SourceName] = frozenset()
     holds_given_up: frozenset[SourceName] = frozenset()
 
@@ -238,7 +239,7 @@ def another_topic(**fields: object) -> StateError:
 def _absent(facts: StartFacts, topic: str, committed: Mapping[int, CommittedState]) -> list[int]:
     """The partitions of a topic without a first commit. Raises StateError if an owned one lacks its commit for another
     reason; instances that do not own it go on."""
-    checkpointed = {partition for name, partition in facts.covered if name == topic}
+    checkpointed = {partition for name, partition in facts.known.union(facts.covered) if name == topic}
     counted = max((state.partitions for state in committed.values()), default=0)
     absent = []
     for partition, log_start in enumerate(facts.topics[topic].log_start):

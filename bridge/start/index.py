@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import structlog
@@ -11,11 +12,12 @@ import structlog
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster
 from bridge.settings.model import Settings
+from bridge.start.facts import states_of_others
 from bridge.start.first_commits import StartPlan
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName
-from bridge.stores.stores import Opening, Stores
-from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError
+from bridge.stores.stores import Life, Opening, Stores
+from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError, WrongIdentity
 from timerstore.limits import Limits
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
@@ -45,7 +47,9 @@ def find_index(settings: Settings, cluster: Cluster, *, without: Collection[str]
     same name. Raises EnvironmentFailure, StateError."""
     topic_ids = cluster.topic_ids(sorted(settings.delay_topics.keys() - set(without)))
     with as_bridge_errors():
-        directory = StoreDirectory.take(settings.store.directory, cluster.describe().cluster_id, topic_ids)
+        directory = StoreDirectory.take(
+            settings.store.directory, cluster.describe().cluster_id, topic_ids, partial(in_kafka, settings, cluster)
+        )
     if directory.has_index_of_earlier_version():
         log.warning("index-of-earlier-version", directory=str(directory.path), hint="It is rebuilt from Kafka.")
     return directory
@@ -53,12 +57,41 @@ def find_index(settings: Settings, cluster: Cluster, *, without: Collection[str]
 
 def find_indexes(directory: StoreDirectory, names: Iterable[SourceName], now_ms: int) -> Indexes:
     """The indexes of partitions. Raises EnvironmentFailure, StateError."""
-    with as_bridge_errors():
-        found = {name: directory.find(name, now_ms) for name in sorted(names)}
+    found = {}
+    for name in sorted(names):
+        try:
+            found[name] = directory.find(name, now_ms)
+        except WrongIdentity as error:
+            topic, partition = name
+            raise StateError(
+                error.message, hint=error.hint, topic=topic, partition=partition, code=error.code
+            ) from error
+        except DiskFailure as error:
+            raise EnvironmentFailure(error.message, hint=error.hint, code=error.code) from error
     for (topic, partition), index in found.items():
         for report in index.reports:
             log.error("checkpoint-corrupt", topic=topic, partition=partition, report=report)
     return found
+
+
+def in_kafka(settings: Settings, cluster: Cluster, names: Collection[SourceName]) -> set[SourceName]:
+    """The partitions among these of which Kafka has all records of pending messages, by the committed states."""
+    try:
+        states = dict(states_of_others(cluster, settings.group_id, names))
+    except EnvironmentFailure as failure:
+        log.warning("retention-unknown", reason=failure.message)
+        return set()
+    return {name for name, state in states.items() if not state.gone_below}
+
+
+def drop_earlier(directory: StoreDirectory, store: Stores, assigned: Collection[SourceName]) -> None:
+    """Remove the index of an earlier version, once all `assigned` partitions are read again, and nothing that Kafka
+    lacks of the other ones may be in it. Raises EnvironmentFailure."""
+    here = store.next_offsets().keys()
+    others = set(store.sources) - here
+    if here >= set(assigned) and not (store.in_life(Life.CATCHING_UP) or others - {*directory.in_kafka(others)}):
+        with as_bridge_errors():
+            directory.drop_index_of_earlier_version()
 
 
 def openings(indexes: Indexes, plan: StartPlan, now_ms: int) -> dict[SourceName, Opening]:

@@ -3,54 +3,65 @@
     lock
     <topic>/<partition>/checkpoint.json, segment-*, cancels-*
 
+Small files of the bridge lie beside (bridge/json_file.py); no name of theirs begins as that of a file of an index.
+
 Names of topics are safe as names of directories: Kafka allows letters, digits, dots, hyphens and underscores, and
 neither `.` nor `..`.
 
-The index of a partition that another instance has is kept for ten minutes, as the partition may come back soon. Times
-are of the wall clock: where it is set forward an index goes early, and is read from Kafka again.
+The index of a partition that another instance has is kept for ten minutes, as the partition may come back soon, and for
+as long as Kafka may lack records of its pending messages. Times are of the wall clock: where it is set forward an index
+goes early, and is read from Kafka again.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from bridge.stores.names import SourceName
+from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
 from timerstore.disk.checkpoint import Identity
-from timerstore.errors import DiskFailure
+from timerstore.errors import Corrupt, DiskFailure
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
 
 KEPT_MS: Final = 600_000
 """How long the index of a partition is kept that another instance has."""
-_INDEX_SUFFIXES: Final = (
-    files.SEGMENT_SUFFIX, files.TOMBSTONES_SUFFIX, *files.INDEX_SUFFIXES, files.ASIDE_SUFFIX, files.TEMPORARY_SUFFIX
-)  # fmt: skip
+_BEGINNINGS: Final = tuple(name(0).partition("-")[0] + "-" for name in (files.segment_name, files.tombstones_name))
+
+InKafka = Callable[[Collection[SourceName]], Collection[SourceName]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreDirectory:
-    """A directory whose lock is held; `topic_ids` are those of the delay topics of the cluster."""
+    """A directory whose lock is held; `topic_ids` are those of the cluster's delay topics. `in_kafka` tells the
+    partitions of which Kafka has all records of pending messages."""
 
     path: Path
     descriptor: int
     cluster_id: str
     topic_ids: Mapping[str, str]
+    in_kafka: InKafka
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     """An index between its look-up and the opening of its store is not removed."""
     _used_ms: dict[Path, int] = field(default_factory=dict, repr=False)
     """The last use of the index of each partition."""
 
     @classmethod
-    def take(cls, path: Path, cluster_id: str, topic_ids: Mapping[str, str]) -> StoreDirectory:
+    def take(
+        cls, path: Path, cluster_id: str, topic_ids: Mapping[str, str], in_kafka: InKafka = lambda _: ()
+    ) -> StoreDirectory:
         """Raises DirectoryInUse, DiskFailure."""
-        return cls(path=path, descriptor=files.lock_directory(path), cluster_id=cluster_id, topic_ids=topic_ids)
+        descriptor = files.lock_directory(path)
+        return cls(path=path, descriptor=descriptor, cluster_id=cluster_id, topic_ids=topic_ids, in_kafka=in_kafka)
 
     def of(self, name: SourceName) -> Path:
         """Where the index of a partition is."""
@@ -59,38 +70,75 @@ class StoreDirectory:
 
     def find(self, name: SourceName, now_ms: int) -> Found:
         """The index of a partition, as far as there is one. Raises WrongIdentity, DiskFailure."""
-        log_id = f"{self.topic_ids[name[0]]}/{name[1]}"
         with self._lock:
             self._used_ms[self.of(name)] = now_ms
-        return recovery.find(self.of(name), Identity(cluster_id=self.cluster_id, log_id=log_id), now_ms)
+        return recovery.find(self.of(name), self._identity(name), now_ms)
+
+    def _identity(self, name: SourceName) -> Identity:
+        return Identity(cluster_id=self.cluster_id, log_id=f"{self.topic_ids.get(name[0])}/{name[1]}")
+
+    def known(self, names: Collection[SourceName]) -> set[SourceName]:
+        """The partitions among these that have an index here, ours or not, perhaps by an earlier version: the bridge
+        has committed for them. Raises DiskFailure."""
+        return {name for name in names if self._has_index(name)} | self._of_earlier_version().intersection(names)
+
+    def _has_index(self, name: SourceName) -> bool:
+        with suppress(Corrupt):
+            checkpoint = checkpoints.read(self.of(name))
+            return checkpoint is not None and checkpoint.identity == self._identity(name)
+        return False
+
+    def _of_earlier_version(self) -> set[SourceName]:
+        path = self.path / files.CHECKPOINT
+        with suppress(Corrupt), files.reading(path, AttributeError):
+            body = json.loads(json.loads(path.read_bytes())["body"])
+            ids = body["topic_ids"].items() & self.topic_ids.items() if body["cluster_id"] == self.cluster_id else ()
+            topics = {topic for topic, _ in ids}
+            return {(topic, int(partition)) for topic, partition, _ in body["offsets"] if topic in topics}
+        return set()
 
     def remove_left(self, ours: Collection[SourceName], now_ms: int) -> int:
-        """Remove the indexes of partitions that others have had for `KEPT_MS`; returns how many. Raises DiskFailure."""
-        removed, kept = 0, set(map(self.of, ours))
+        """Remove the indexes of partitions that others have had for `KEPT_MS`, as far as all is `in_kafka`; returns how
+        many. Raises DiskFailure."""
+        names = self._left(ours, now_ms)
+        removed, free = 0, self.in_kafka(names) if names else ()
         with self._lock:
-            for path in self._partitions():
-                used_ms = self._used_ms.setdefault(path, now_ms)
-                if path in kept or used_ms > now_ms:
-                    self._used_ms[path] = now_ms
-                elif now_ms - used_ms >= KEPT_MS:
+            for name in free:
+                path = self.of(name)
+                if now_ms - self._used_ms[path] >= KEPT_MS:  # it was not looked up meanwhile
                     files.remove(path / files.CHECKPOINT)  # first: the rest is nothing without it
                     _remove_tree(path)
                     del self._used_ms[path]
                     removed += 1
         return removed
 
+    def _left(self, ours: Collection[SourceName], now_ms: int) -> list[SourceName]:
+        """The partitions that others have had for long enough."""
+        left, kept = [], set(map(self.of, ours))
+        with self._lock:
+            for path in self._partitions():
+                used_ms = self._used_ms.setdefault(path, now_ms)
+                if path in kept or used_ms > now_ms:
+                    self._used_ms[path] = now_ms
+                elif now_ms - used_ms >= KEPT_MS:
+                    left.append((path.parent.name, int(path.name)))
+        return left
+
     def _partitions(self) -> Iterator[Path]:
-        return (path for path in self.path.glob("*/*") if path.name.isdecimal() and path.is_dir())
+        found = (path for path in self.path.glob("*/*") if path.name.isdecimal() and path.is_dir())
+        return (path for path in found if path.name == str(int(path.name)))
 
     def has_index_of_earlier_version(self) -> bool:
         """Whether there is one index of all partitions, as versions before had it."""
         return (self.path / files.CHECKPOINT).exists()
 
     def drop_index_of_earlier_version(self) -> None:
-        """Remove it. Raises DiskFailure."""
+        """Remove it, the checkpoint last: until then this is to be done. Raises DiskFailure."""
         for path in sorted(self.path.iterdir()):
-            if path.name in (files.CHECKPOINT, files.RESERVE) or path.suffix in _INDEX_SUFFIXES:
+            if path.name.startswith(_BEGINNINGS):
                 files.remove(path)
+        for name in (files.RESERVE, files.temporary_of(self.path / files.CHECKPOINT).name, files.CHECKPOINT):
+            files.remove(self.path / name)
 
     def release(self) -> None:
         """Give up the lock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from bridge.kafka.leader_epochs import ReadStretch
 from bridge.kafka.membership import Membership
 from bridge.runtime import pipeline as module
 from bridge.runtime.app import Application
+from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.restart import Restart
@@ -26,7 +28,7 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.start.first_commits import SilentLogs
 from bridge.start.identity_watch import IdentityWatch
-from bridge.stores.names import SourceName
+from bridge.stores.names import SourceName, Sources
 from bridge.stores.stores import Life
 from bridge.telemetry.health import Health
 from bridge.wire.committed_state import CommittedState, initial_state
@@ -35,6 +37,7 @@ from tests.manual_clock import ManualClock
 from tests.model.stores import ModelStores, State
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.disk import checkpoint, files
+from timerstore.disk.checkpoint import Identity
 from timerstore.errors import Inconsistent
 from timerstore.memory.resident import Resident
 
@@ -70,6 +73,10 @@ class StandIn:
 
     def watermarks(self, partitions: Sequence[SourceName], *, of_all: bool = True) -> dict[SourceName, Watermarks]:
         return {name: self.marks[name] for name in partitions if of_all or name not in self.silent}
+
+    def committed(self, _: str, names: Iterable[SourceName]) -> dict[SourceName, tuple[int, str]]:
+        states = self.read_committed_states(names, ())
+        return {name: (state.offset, state.metadata()) for name, state in states.items() if state is not None}
 
     def first_after(self, partitions: Sequence[SourceName], _: int) -> dict[SourceName, int | None]:
         """The first record that is not old; where nothing is, None."""
@@ -214,6 +221,8 @@ def test_an_index_that_was_outrun_is_refused_where_pending_messages_may_be_gone(
 @pytest.mark.fault("an upgrade with messages that are in the old index alone")
 def test_an_upgrade_that_would_lose_messages_is_refused_as_a_whole(rig: Rig) -> None:
     """The earlier version must be able to deliver them: no partition is committed before."""
+    rig.stores.close()
+    shutil.rmtree(rig.directory / "delay")
     (rig.directory / files.CHECKPOINT).write_text("{}")
     bench = Bench(rig)
     bench.stand_in.more[BILLS] = {"gone_below": 9}
@@ -222,6 +231,50 @@ def test_an_upgrade_that_would_lose_messages_is_refused_as_a_whole(rig: Rig) -> 
     assert raised.value.code == "DB-4012" and "topic" not in raised.value.fields and "earlier" in raised.value.hint
     assert not bench.dispatcher.resume.called
     assert bench.pipeline.stop() and (rig.directory / files.CHECKPOINT).exists()
+
+
+@pytest.mark.fault("an upgrade while a partition has no leader, or messages that are in the old index alone")
+def test_the_old_index_stays_while_it_may_have_messages_that_are_nowhere_else(rig: Rig) -> None:
+    """The old index goes once all partitions of this instance are read again, and Kafka lacks no records of others."""
+    old = rig.directory / files.CHECKPOINT
+    old.write_text("{}")
+    bench = Bench(rig)
+    lag, other = Lag(bench.pipeline._context.clock), ("delay", 2)
+    bench.stand_in.marks[other] = Watermarks(start=0, end=0)
+    bench.start()
+    bench.pipeline._member = member(frozenset({*rig.states, other}))
+    bench.store.sources = Sources([*rig.states, other])
+    bench.pipeline.look_at_retention(lag)
+    assert old.exists(), "not all is read again"
+    bench.live()
+    bench.pipeline.look_at_retention(lag)
+    assert old.exists(), "a partition of this instance is held"
+    bench.pipeline._member = member(frozenset(rig.states))
+    bench.stand_in.more[other] = {"gone_below": 3}
+    bench.pipeline.look_at_retention(lag)
+    assert old.exists(), "another instance may need it"
+    del bench.stand_in.more[other]
+    bench.pipeline.look_at_retention(lag)
+    assert not old.exists()
+    assert bench.pipeline.stop()
+
+
+@pytest.mark.fault("the directory of a partition that comes, of another topic of this name")
+def test_a_foreign_index_holds_its_partition_alone(rig: Rig) -> None:
+    """The partition is held, and the others go on."""
+    bench = running(rig)
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    path = bench.store.directory.of(BILLS)
+    found = checkpoint.read(path)
+    assert found is not None
+    checkpoint.write(path, replace(found, identity=Identity(cluster_id="cluster", log_id="another/1")))
+    with pytest.raises(StateError) as raised:
+        bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert raised.value.code == "DB-4015"
+    watch = bench.pipeline._context.identity
+    watch._ids = {"delay": "id of delay"}
+    assert watch.refuse(raised.value, BOTH, {ORDERS}) and watch.without(BOTH) == {ORDERS}
+    assert bench.pipeline.stop()
 
 
 def test_a_damaged_segment_leaves_the_decision_where_it_was(rig: Rig) -> None:

@@ -29,6 +29,8 @@ class Rig:
         self.states = dict.fromkeys(names, State())
         self.log_starts: dict[SourceName, int] = {}
         self.cuts: dict[SourceName, Cuts] = {}
+        self.gone: set[SourceName] = set()
+        """The partitions of which Kafka lacks records of pending messages."""
         self.stores = self.open()
 
     def open(self) -> ModelStores:
@@ -37,6 +39,8 @@ class Rig:
             ModelStores, self.directory, topic_ids, list(self.logs), self.states,
             log_starts=self.log_starts, cuts=self.cuts, now_ms=NOW_MS, limits=self.limits,
         )  # fmt: skip
+        directory = replace(self.stores.directory, in_kafka=lambda names: set(names) - self.gone)
+        self.stores.directory = directory
         resume = self.stores.resume_offsets()
         offsets = {name: self.log_starts.get(name, 0) if at is None else at for name, at in resume.items()}
         self.stores.start_at(offsets, {name: len(log) for name, log in self.logs.items()})

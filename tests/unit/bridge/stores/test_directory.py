@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,26 +66,34 @@ def test_an_index_of_another_instances_partition_goes_after_ten_minutes(tmp_path
 
 
 def test_an_index_of_an_earlier_version_is_removed(tmp_path: Path) -> None:
-    """One index of all partitions, beside files that are none of an index."""
-    for name in (files.CHECKPOINT, files.RESERVE, files.segment_name(1), "segment-0000000001.ids", "a.parquet.tmp"):
+    """One index of all partitions, beside files that are none of an index, or are just written."""
+    for name in (
+        files.CHECKPOINT,
+        files.RESERVE,
+        files.segment_name(1),
+        "segment-0000000001.ids",
+        "segment-1.parquet.tmp",
+    ):
         (tmp_path / name).touch()
     rig = Rig(tmp_path)
     rig.produce(ORDERS, NOW_MS + 900_000)
     rig.ingest()
     rig.deliver()
     rig.stores.flush(NOW_MS)
-    (tmp_path / "rows-in-doubt.json").touch()
+    others = {"rows-in-doubt.json", "states-in-doubt.json.tmp", "being-read.tmp"}
+    for name in others:
+        (tmp_path / name).touch()
     directory = rig.stores.directory
     assert directory.has_index_of_earlier_version()
     directory.drop_index_of_earlier_version()
     assert not directory.has_index_of_earlier_version()
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {files.LOCK, "rows-in-doubt.json"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {files.LOCK, *others}
     assert rig.reopen().stats().pending == 1
 
 
 @pytest.mark.fault("a partition that leaves while it is read again, after Kafka has lost records of it")
 def test_what_is_kept_of_a_partition_stays_while_another_instance_has_it(tmp_path: Path) -> None:
-    """Its rows that are nowhere else stay in its index, which leaves after ten minutes."""
+    """Its rows that are nowhere else stay in its index, which stays for as long as Kafka lacks their records."""
     rig = Rig(tmp_path, limits=Limits(horizon_ms=1_000))
     rig.produce(ORDERS, *(NOW_MS + 36_000_000 + i for i in range(6)))
     rig.ingest()
@@ -98,6 +107,33 @@ def test_what_is_kept_of_a_partition_stays_while_another_instance_has_it(tmp_pat
         rig.stores.flush(NOW_MS)
         rig.stores.close_partitions([ORDERS])
         assert not rig.stores.remove_left(NOW_MS)
+        rig.gone = {ORDERS}
+        assert not rig.stores.remove_left(NOW_MS + 2 * KEPT_MS)
     rig.reopen()
     rig.ingest()
     assert [row.offset for row in rig.stores.find(Query(), NOW_MS).rows] == [0, 1, 2, 3]
+
+
+def test_an_index_is_known_whoever_has_its_partition(tmp_path: Path) -> None:
+    """For the question whether the bridge has ever committed for it. One of another topic of the same name says
+    nothing."""
+    rig = Rig(tmp_path, [ORDERS, BILLS])
+    for name in (ORDERS, BILLS):
+        rig.produce(name, NOW_MS)
+    rig.ingest()
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    rig.stores.close_partitions([BILLS])
+    names = [ORDERS, BILLS, RETRY]
+    assert rig.stores.directory.known(names) == {ORDERS, BILLS}
+    assert rig.stores.directory.known([BILLS, RETRY]) == {BILLS}
+    rig.stores.close()
+    taken = StoreDirectory.take(tmp_path, "cluster", {"delay": "another", "retry": "id of retry"})
+    assert taken.known(names) == set()
+    ids, offsets = {"delay": "id of delay", "retry": "id of retry"}, [(*name, 7) for name in names]
+    body = {"cluster_id": "cluster", "topic_ids": ids, "offsets": offsets}
+    (tmp_path / files.CHECKPOINT).write_text(json.dumps({"crc": 0, "body": json.dumps(body)}))
+    assert taken.known(names) == {RETRY}, "by the index of an earlier version"
+    (tmp_path / files.CHECKPOINT).write_text("{")
+    assert taken.known(names) == set()
+    taken.release()
