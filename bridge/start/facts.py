@@ -155,7 +155,7 @@ def _must_answer(
 def states_of_others(
     cluster: Cluster, group_id: str, partitions: Collection[SourceName]
 ) -> Iterator[tuple[SourceName, CommittedState]]:
-    """The committed states of other instances' partitions, as far as they are readable. Raises EnvironmentFailure."""
+    """The readable committed states of other instances' partitions. Raises EnvironmentFailure."""
     for name, (offset, metadata) in cluster.committed(group_id, partitions).items():
         try:
             yield name, decode_metadata(name, offset, metadata)

@@ -8,9 +8,9 @@ Small files of the bridge lie beside (bridge/json_file.py); no name of theirs be
 Names of topics are safe as names of directories: Kafka allows letters, digits, dots, hyphens and underscores, and
 neither `.` nor `..`.
 
-The index of a partition that another instance has is kept for ten minutes, as the partition may come back soon, and for
-as long as Kafka may lack records of its pending messages. Times are of the wall clock: where it is set forward an index
-goes early, and is read from Kafka again.
+If another instance takes a partition over, its index stays for ten minutes, as the partition may come back soon, and
+until Kafka certainly has all records of its pending messages. Times are of the wall clock: if it is set forward, an
+index is removed early, and rebuilt from Kafka.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
 
 KEPT_MS: Final = 600_000
-"""How long the index of a partition is kept that another instance has."""
+"""The time for which the index of another instance's partition stays."""
 _BEGINNINGS: Final = tuple(name(0).partition("-")[0] + "-" for name in (files.segment_name, files.tombstones_name))
 
 InKafka = Callable[[Collection[SourceName]], Collection[SourceName]]
@@ -42,8 +42,8 @@ InKafka = Callable[[Collection[SourceName]], Collection[SourceName]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreDirectory:
-    """A directory whose lock is held; `topic_ids` are those of the cluster's delay topics. `in_kafka` tells the
-    partitions of which Kafka has all records of pending messages."""
+    """The directory, with its lock; `topic_ids` are the ids of the cluster's delay topics. `in_kafka` returns the
+    partitions, among some, whose pending messages have all their records in Kafka."""
 
     path: Path
     descriptor: int
@@ -59,17 +59,17 @@ class StoreDirectory:
     def take(
         cls, path: Path, cluster_id: str, topic_ids: Mapping[str, str], in_kafka: InKafka = lambda _: ()
     ) -> StoreDirectory:
-        """Raises DirectoryInUse, DiskFailure."""
+        """Lock the directory. Raises DirectoryInUse, DiskFailure."""
         descriptor = files.lock_directory(path)
         return cls(path=path, descriptor=descriptor, cluster_id=cluster_id, topic_ids=topic_ids, in_kafka=in_kafka)
 
     def of(self, name: SourceName) -> Path:
-        """Where the index of a partition is."""
+        """The directory of a partition's index."""
         topic, partition = name
         return self.path / topic / str(partition)
 
     def find(self, name: SourceName, now_ms: int) -> Found:
-        """The index of a partition, as far as there is one. Raises WrongIdentity, DiskFailure."""
+        """The index of a partition, if any. Raises WrongIdentity, DiskFailure."""
         with self._lock:
             self._used_ms[self.of(name)] = now_ms
         return recovery.find(self.of(name), self._identity(name), now_ms)
@@ -78,8 +78,8 @@ class StoreDirectory:
         return Identity(cluster_id=self.cluster_id, log_id=f"{self.topic_ids.get(name[0])}/{name[1]}")
 
     def known(self, names: Collection[SourceName]) -> set[SourceName]:
-        """The partitions among these that have an index here, ours or not, perhaps by an earlier version: the bridge
-        has committed for them. Raises DiskFailure."""
+        """The partitions among `names` with an index here, owned or not, perhaps by an earlier version: the bridge has
+        committed for them. Raises DiskFailure."""
         return {name for name in names if self._has_index(name)} | self._of_earlier_version().intersection(names)
 
     def _has_index(self, name: SourceName) -> bool:
@@ -98,22 +98,22 @@ class StoreDirectory:
         return set()
 
     def remove_left(self, ours: Collection[SourceName], now_ms: int) -> int:
-        """Remove the indexes of partitions that others have had for `KEPT_MS`, as far as all is `in_kafka`; returns how
-        many. Raises DiskFailure."""
+        """Remove the indexes of partitions that other instances have had for `KEPT_MS`, if their messages are
+        `in_kafka`. Returns their number. Raises DiskFailure."""
         names = self._left(ours, now_ms)
         removed, free = 0, self.in_kafka(names) if names else ()
         with self._lock:
             for name in free:
                 path = self.of(name)
-                if now_ms - self._used_ms[path] >= KEPT_MS:  # it was not looked up meanwhile
-                    files.remove(path / files.CHECKPOINT)  # first: the rest is nothing without it
+                if now_ms - self._used_ms[path] >= KEPT_MS:  # no look-up meanwhile
+                    files.remove(path / files.CHECKPOINT)  # first, since the other files are useless without it
                     _remove_tree(path)
                     del self._used_ms[path]
                     removed += 1
         return removed
 
     def _left(self, ours: Collection[SourceName], now_ms: int) -> list[SourceName]:
-        """The partitions that others have had for long enough."""
+        """The partitions that other instances have had for `KEPT_MS`."""
         left, kept = [], set(map(self.of, ours))
         with self._lock:
             for path in self._partitions():
@@ -129,11 +129,12 @@ class StoreDirectory:
         return (path for path in found if path.name == str(int(path.name)))
 
     def has_index_of_earlier_version(self) -> bool:
-        """Whether there is one index of all partitions, as versions before had it."""
+        """Whether the directory has the index of an earlier version, one for all partitions."""
         return (self.path / files.CHECKPOINT).exists()
 
     def drop_index_of_earlier_version(self) -> None:
-        """Remove it, the checkpoint last: until then this is to be done. Raises DiskFailure."""
+        """Remove the index of an earlier version, the checkpoint last: after a crash the next start goes on. Raises
+        DiskFailure."""
         for path in sorted(self.path.iterdir()):
             if path.name.startswith(_BEGINNINGS):
                 files.remove(path)

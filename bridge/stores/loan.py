@@ -1,13 +1,13 @@
 """One transaction over the stores of all partitions: rows in the order of (due, topic, partition, offset), and the
 committed states that finish them.
 
-    take      overtaken rows first, each partition with its share of half the room; then rows that are due on time
-    on time   all due rows, if they fit. Else the millisecond in which the room ends is found by halving over the
-              stores' counts: earlier rows are taken whole, and those of this millisecond partition by partition
-    states    of partitions with output; of others whose O has to follow
+    take      overtaken rows first, for each partition a share of half the room; then on-time rows
+    on time   all due rows, if they fit. Else a bisection over the stores' counts finds the millisecond in which the
+              room ends: all earlier rows are taken, and rows of this millisecond in the order of partitions
+    states    of partitions with output; of other partitions, if their O must follow ingest
 
-Whole columns of each store; only stores with something due are touched, and one that is touched first opens its
-transaction then. `acknowledge` and `rollback` go to these alone.
+It works on whole columns, and touches only stores with due rows. A store opens its transaction at the first touch;
+`acknowledge` and `rollback` go to the open ones.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Rows:
 
 @dataclass(slots=True, kw_only=True)
 class Lender:
-    """A partition that a transaction may touch. `is_held`: no rows are taken of it; `is_for_commands`: only commands
-    and rejects are; `followed_ms` is when its O was committed last."""
+    """A partition that a transaction may touch. `is_held`: no rows are taken; `is_for_commands`: only commands and
+    rejects are taken; `followed_ms` is the time of the last commit of its O."""
 
     source: int
     store: TimerStore
@@ -65,13 +65,13 @@ class Lender:
 
 
 class Loan:
-    """See the module. One at a time; used by one thread."""
+    """See the module. One at a time, for one thread."""
 
     def __init__(
         self, lenders: Sequence[Lender], now_ms: int, *, only_output: bool, on_end: Callable[[], None]
     ) -> None:
-        """`lenders` are in the order of their numbers. `only_output`: as far as it has output, it moves nothing but the
-        partitions of that."""
+        """`lenders` are in the order of their numbers. `only_output`: if it has output, only the committed states of
+        the partitions with output change."""
         self._lenders = {each.source: each for each in lenders}
         self._now_ms = now_ms
         self._only_output = only_output
@@ -81,8 +81,8 @@ class Loan:
         self._has_followed = only_output
 
     def take(self, until_ms: int, max_rows: int) -> Rows:
-        """Up to about `max_rows` rows that are due at `until_ms`. An empty answer means that nothing is due then, or
-        nothing but a great many cancelled rows. (Nothing may be output before it is due.)
+        """About `max_rows` rows, at most, that are due at `until_ms`, which is not in the future. An empty result means
+        that there are no due rows, or a great many cancelled ones only.
 
         (A partition's share of overtaken rows is at least one row, so a hundred partitions may exceed a limit of ten.)
         """
@@ -109,12 +109,12 @@ class Loan:
         return parts
 
     def _bounds(self, due: Mapping[int, Due], until: Position, max_rows: int) -> dict[int, tuple[int, Position, int]]:
-        """How many overtaken rows of each partition fit, up to where its other rows do, and how many of these."""
+        """For each partition the limit of overtaken rows, the last position of on-time rows, and their limit."""
         on_time = sum(each.on_time for each in due.values())
         left = max(max_rows - on_time, (max_rows + 1) // 2)
         shares = dict.fromkeys(due, 0)
         waiting = sorted((each.overtaken, source) for source, each in due.items() if each.overtaken)
-        for at, (overtaken, source) in enumerate(waiting):  # who has few leaves room to the others
+        for at, (overtaken, source) in enumerate(waiting):  # a small demand leaves room to the others
             shares[source] = min(overtaken, max(1, left // (len(waiting) - at)))
             left -= shares[source]
         room = max(0, max_rows - sum(shares.values()))
@@ -131,7 +131,7 @@ class Loan:
         return bounds
 
     def _last_ms(self, due: Mapping[int, Due], until_ms: int, room: int) -> int:
-        """The first millisecond up to which more is due than there is room for, or the last one that is asked for."""
+        """The first millisecond up to which the due rows exceed `room`; `until_ms` if none does."""
         low = min(
             (each.store.next_due_ms() or until_ms for each in map(self._lenders.__getitem__, due)), default=until_ms
         )
@@ -153,20 +153,20 @@ class Loan:
     # ---- the fate of rows; keys are of names.pack
 
     def copied(self, keys: Int64s, origin: Int64s, ids: pa.Array) -> None:
-        """Rows that were handed out, or are moved, leave as copies: their keys, the offsets of their originals, and
-        their ids."""
+        """Note rows, handed out or moved, that leave as copies: their keys, the offsets of their originals, their
+        ids."""
         for source, mine in _by_source(keys):
             self._transaction(source).copied(offsets_of(keys[mine]), origin[mine], ids.take(pa.array(mine)))
 
     def are_waited_for(self, origins: Int64s, now_ms: int) -> Bools:
-        """About which of these originals (keys) commands are on their way that were read before."""
+        """Mask of the originals (keys) for which the bridge has written commands that are not yet decided."""
         found: Bools = np.zeros(len(origins), np.bool_)
         for source, mine in _by_source(origins):
             found[mine] = self._transaction(source).are_waited_for(offsets_of(origins[mine]), now_ms)
         return found
 
     def refused(self, origins: Int64s) -> None:
-        """Copies of these originals (keys) were read as rejects: they are under way no more."""
+        """Note originals (keys) whose copies were read as rejects, and so are no longer in transit."""
         for source, mine in _by_source(origins):
             self._transaction(source).refused(offsets_of(origins[mine]))
 
@@ -203,7 +203,7 @@ class Loan:
     # ---- its end
 
     def progress(self) -> dict[int, Progress]:
-        """(O', P') of every partition that has output, or whose O follows."""
+        """(O', P') of each partition with output, and of each whose O follows ingest."""
         if not self._has_followed:
             self._has_followed = True
             self._follow()
@@ -217,7 +217,7 @@ class Loan:
         return dict(self._moves)
 
     def _follow(self) -> None:
-        """O of partitions without output."""
+        """Move O in partitions without output."""
         is_pure = not any(each.rows for each in self._open.values())
         for source, each in self._lenders.items():
             if source in self._open or not each.store.offset_behind():
@@ -227,21 +227,21 @@ class Loan:
                 self._transaction(source).move_offset()
 
     def acknowledge(self) -> None:
-        """The commit of the last `progress` is known to have happened: the rows are finished."""
+        """Finish the rows, after a successful commit of the last `progress`."""
         with self._ending() as ends:
             for source, transaction in self._open.items():
                 ends.callback(transaction.acknowledge if source in self._moves else transaction.rollback)
                 self._lenders[source].followed_ms = self._now_ms
 
     def rollback(self) -> None:
-        """The commit is known not to have happened: the rows are pending again."""
+        """Make the rows pending again, after an abort."""
         with self._ending() as ends:
             for transaction in self._open.values():
                 ends.callback(transaction.rollback)
 
     @contextmanager
     def _ending(self) -> Iterator[ExitStack]:
-        """All that is put into the stack is done; what fails is raised after that."""
+        """A stack of calls, all of which are made; an error of one is raised afterwards."""
         self._on_end()
         with ExitStack() as ends:
             yield ends
@@ -254,7 +254,7 @@ def _is_due(store: TimerStore, until_ms: int) -> bool:
 
 
 def _by_source(keys: Int64s) -> Iterator[tuple[int, Int64s]]:
-    """The partitions of keys, and where each one's are."""
+    """(partition, indices of its keys) for each partition among keys."""
     sources = sources_of(keys)
     if not len(keys):
         return

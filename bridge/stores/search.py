@@ -30,14 +30,14 @@ EMPTY: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query(LogQuery):
-    """Which pending messages of all partitions are wanted. `origin` is (topic, partition, offset) of the original
-    record; of `paused_topics`, delay topics, the default target is paused."""
+    """A filter of the pending messages of all partitions. `origin` is (topic, partition, offset) of the original
+    record. `paused_topics` are delay topics whose default target is paused."""
 
     origin: tuple[str, int, int] | None = None
     paused_topics: frozenset[str] = field(default=frozenset(), compare=False)
 
     def of(self, name: SourceName) -> LogQuery | None:
-        """For the store of a partition; None where that has nothing of it."""
+        """The filter for the store of a partition; None if no message of it can match."""
         if self.origin is None:
             offset = self.origin_offset
         elif self.origin[:2] == name:
@@ -57,7 +57,7 @@ class PendingRow(FoundRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Rows in the order of position, and the cursor for those behind them; None: there are no more."""
+    """Rows in order of position, and the cursor for the next ones; None: no more rows."""
 
     rows: tuple[PendingRow, ...]
     next: NamedPosition | None
@@ -65,15 +65,15 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Originals:
-    """Where pending messages came from: by partition, the offsets of the originals and the due times (epoch ms),
-    int64[n] each, in the order of position; and the cursor, as a page has it."""
+    """Origins of pending messages: for each partition the offsets of the originals and the due times (epoch ms),
+    int64[n] each, in order of position; and the cursor, as of a page."""
 
     found: Mapping[SourceName, tuple[Int64s, Int64s]]
     next: NamedPosition | None
 
 
 def page(stores: Stores, query: Query, now_ms: int, after: NamedPosition | None, limit: int, *, bulky: bool) -> Page:
-    """The first rows that fit, of those behind a cursor."""
+    """The first matching rows behind a cursor."""
     found: list[PendingRow] = []
     bounds = _Bounds(limit)
     for name, store, mine in _asked(stores, query):
@@ -91,7 +91,7 @@ def page(stores: Stores, query: Query, now_ms: int, after: NamedPosition | None,
 def originals(
     stores: Stores, query: Query, now_ms: int, after: NamedPosition | None, limit: int = ORIGINALS_MAX
 ) -> Originals:
-    """As `page`, only where the messages came from and when they are due."""
+    """As `page`, with origins and due times only."""
     names, parts, bounds = [], [], _Bounds(limit)
     for name, store, mine in _asked(stores, query):
         part = store.find_originals(bounds.narrowed(mine), now_ms, after=_after(name, after), limit=limit)
@@ -123,7 +123,7 @@ def originals(
 
 
 def count(stores: Stores, query: Query, now_ms: int, scanned_rows_max: int) -> Count:
-    """How many pending messages fit."""
+    """The number of matching pending messages."""
     parts = [
         store.count_where(mine, now_ms, scanned_rows_max=scanned_rows_max) for _, store, mine in _asked(stores, query)
     ]
@@ -202,7 +202,7 @@ class _Bounds:
             self._last_ms = int(self._first[-1])
 
     def end(self) -> NamedPosition | None:
-        """The last position up to which the rows of all stores are known; None: the end."""
+        """The position up to which the rows of all stores are known; None: the end."""
         return min(self._ends, default=None)
 
 

@@ -1,8 +1,8 @@
-"""The stores of all partitions that are ours, as the bridge sees them: one for each, merged.
+"""The stores of all owned partitions, one for each, merged.
 
-    ingest       append            a batch is parted; each store takes in its part
-    dispatcher   begin, wait       the due rows of all (loan.py)
-    maintenance  upkeep.*          windows, flushes, reclaim, compaction: one store after the other (upkeep.py)
+    ingest       append            each store takes in its part of a batch
+    dispatcher   begin, wait       the due rows of all stores (loan.py)
+    maintenance  upkeep.*          windows, flushes, reclaim, compaction, one store at a time (upkeep.py)
     http         stats, find, ...  merged by position (search.py)
 
 A partition's life:
@@ -14,10 +14,10 @@ A partition's life:
                                                     HELD <--------------------------------'
     any --another instance's, or the end--> closed: its directory stays
 
-    CATCHING_UP      nothing is delivered (invariant I6)
-    COMMANDS_FIRST   commands and rejects are finished, and O moves on (delivery/commands_first.py)
-    LIVE             everything is delivered
-    HELD             no rows are delivered, but O moves on
+    CATCHING_UP      no row is delivered (invariant I6)
+    COMMANDS_FIRST   commands and rejects are finished, and O moves (delivery/commands_first.py)
+    LIVE             all rows are delivered
+    HELD             no row is delivered, and O moves
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from timerstore.store import TimerStore
 
 
 class Life(Enum):
-    """Where a partition is in its life; see the module."""
+    """The state of a partition; see the module."""
 
     CATCHING_UP = auto()
     COMMANDS_FIRST = auto()
@@ -90,12 +90,12 @@ class _Entry:
         return self.lender.store
 
     def next_due_ms(self) -> int | None:
-        """When the next row that is delivered in this state of its life is due."""
+        """The due time (ms) of the next row that this state delivers, or None."""
         due_ms = None if self.life in (Life.CATCHING_UP, Life.HELD) else self.store.next_due_ms()
         return due_ms if self.life is Life.LIVE or due_ms == AT_MIN else None
 
     def become(self, life: Life) -> None:
-        """Raises Misuse for a change that is not in the table."""
+        """Go to another state. Raises Misuse for a change that is not in the table."""
         if life is self.life:
             return
         if (self.life, life) not in TRANSITIONS:
@@ -116,21 +116,21 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Stores that are open, and nobody's yet."""
+    """Open stores, before `Stores.add`."""
 
     stores: Mapping[SourceName, TimerStore]
 
     def resume_offsets(self) -> dict[SourceName, int | None]:
-        """Where ingest of each has to start: O_c, or None for the log's start."""
+        """The first offset that ingest reads of each: O_c; None: the log's start."""
         return {name: store.resume_offset() for name, store in self.stores.items()}
 
     def held_below(self) -> dict[SourceName, int]:
-        """Below which offset everything that is pending of each is here, as far as Kafka has lost it."""
+        """For each partition, the offset below which its index has all pending rows that Kafka has lost."""
         return {name: store.held_below() for name, store in self.stores.items()}
 
     def start_at(self, offsets: Mapping[SourceName, int], log_ends: Mapping[SourceName, int]) -> None:
-        """`offsets` are the first expected ones. `log_ends` are where the logs ended after the committed states were
-        read: below may lie copies that another process wrote."""
+        """Set the first expected offsets. `log_ends` are the logs' ends after the read of the committed states: below
+        them there may be copies that another process wrote."""
         for name, store in self.stores.items():
             store.start_at(offsets[name], log_ends[name])
 
@@ -139,26 +139,26 @@ class Prepared:
         return sum(max(0, each.committed.offset - each.next_offset) for each in self.stores.values())
 
     def close(self) -> None:
-        """They are not needed after all."""
+        """Close the stores, which were not added."""
         for store in self.stores.values():
             store.close()
 
 
 class Stores:
-    """See the module. Every public method may be called from any thread unless it says otherwise."""
+    """See the module. Any thread may call every public method, unless its docstring says otherwise."""
 
     def __init__(self, directory: StoreDirectory, partitions: Iterable[SourceName], limits: Limits) -> None:
-        """`partitions` are all partitions of the delay topics. The directory's lock is this object's from now on."""
+        """`partitions` are all partitions of the delay topics. This object releases the directory's lock."""
         self.directory = directory
         self.sources = Sources(partitions)
         self.limits = limits
         self._budgets = Budgets(limits)
         self.reports: tuple[str, ...] = ()
-        """Sentences for the operator: faults in directories, which were mended."""
+        """Mended faults of directories, as sentences for the operator."""
         self._entries: dict[SourceName, _Entry] = {}
         """Replaced, never changed."""
         self.run = 0
-        """The number of the present run, which began when partitions came or went last: readers begin anew then."""
+        """The number of the present run. A new one begins when partitions come or go, and the readers begin anew."""
         self._news = threading.Condition()
         self._has_news = False
         self._loan: Loan | None = None
@@ -174,9 +174,9 @@ class Stores:
         now_ms: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Prepared:
-        """Open the stores of partitions, which nothing else has to do with until `add`. `progress(done, total)` counts
-        partitions. A step of maintenance that began before they were closed last has ended. Raises DiskFull,
-        DiskFailure."""
+        """Open the stores of partitions; until `add` only the caller uses them. `progress(done, total)` counts
+        partitions. If stores of these partitions were closed before, the steps of maintenance from before have ended.
+        Raises DiskFull, DiskFailure."""
         stores: dict[SourceName, TimerStore] = {}
         with ExitStack() as opened:
             for name, opening in openings.items():
@@ -191,7 +191,7 @@ class Stores:
         return Prepared(stores)
 
     def add(self, prepared: Prepared) -> None:
-        """These partitions, with `start_at` done, are ours from now on, and catch up."""
+        """Add owned partitions, after `start_at`: they catch up from now on."""
         if self._is_intake_closed:
             for store in prepared.stores.values():
                 store.close_intake()
@@ -209,7 +209,7 @@ class Stores:
             self.wake()
 
     def close_partitions(self, names: Collection[SourceName]) -> None:
-        """These are another instance's from now on; between two transactions."""
+        """Close partitions that another instance owns from now on; between two transactions."""
         self._must_be_between_transactions()
         gone = [self._entries[name] for name in names if name in self._entries]
         self._entries = {name: entry for name, entry in self._entries.items() if name not in names}
@@ -218,7 +218,7 @@ class Stores:
         self._begin_run()
 
     def remove_left(self, now_ms: int) -> int:
-        """Remove the indexes of partitions that were left long ago; returns their number. Raises DiskFailure."""
+        """Remove the indexes of partitions that left long ago. Returns their number. Raises DiskFailure."""
         return self.directory.remove_left(self._entries, now_ms)
 
     def upkeep_of(self, names: Collection[SourceName] | None) -> Upkeep:
@@ -230,8 +230,8 @@ class Stores:
         return [name for name, entry in self._entries.items() if entry.life in lives]
 
     def arrive(self) -> list[SourceName]:
-        """The partitions that have caught up with their committed O since the last call deliver their commands from now
-        on; between two transactions."""
+        """Let partitions that have caught up with their committed O deliver their commands; between two transactions.
+        Returns the ones that have caught up since the last call."""
         self._must_be_between_transactions()
         arrived = [name for name in self.in_life(Life.CATCHING_UP) if self._entries[name].store.is_caught_up()]
         for name in arrived:
@@ -239,14 +239,13 @@ class Stores:
         return arrived
 
     def go_live(self, names: Iterable[SourceName]) -> None:
-        """These partitions, which have arrived, deliver everything from now on; between two transactions."""
+        """Let arrived partitions deliver all rows; between two transactions."""
         self._must_be_between_transactions()
         for name in names:
             self._entries[name].become(Life.LIVE)
 
     def hold(self, sources: Collection[int]) -> None:
-        """Deliver nothing of these partitions (numbers) from now on, and of all others again; between two
-        transactions."""
+        """Hold these partitions (numbers), and release all others; between two transactions."""
         self._must_be_between_transactions()
         for entry in self._delivered():
             if entry.lender.source in sources:
@@ -256,19 +255,19 @@ class Stores:
         self.wake()
 
     def read_again(self) -> None:
-        """Have partitions that were held without room read from their next offsets, once they are delivered again and
-        have room."""
+        """Begin a new run if it is due for partitions that were held without room, and now have room and no hold: they
+        are read from their next offsets."""
         entries = self._entries.values()
         if any(each.since > self.run and each.life is not Life.HELD and each.store.has_room() for each in entries):
             self._begin_run()
 
     def next_offsets(self, run: int | None = None) -> dict[SourceName, int]:
-        """The next expected offset of each partition, or of those of which a run's rows are taken in."""
+        """The next expected offset of each partition; of a `run`, only of partitions that take its rows in."""
         here = self._entries.items()
         return {name: entry.store.next_offset for name, entry in here if run is None or entry.since <= run}
 
     def committed(self) -> dict[SourceName, Progress]:
-        """The committed state of each."""
+        """The committed state of each partition."""
         return {name: entry.store.committed for name, entry in self._entries.items()}
 
     # ---- ingest
@@ -282,14 +281,14 @@ class Stores:
         run: int | None = None,
     ) -> int:
         """Take in a batch of a run (None: the present one): rows of `entry.ENTRY` with their topics and partitions;
-        `ends` are the exclusive end offsets that it reaches. Rows of partitions that are not open are left out. So are
-        rows that may lie behind a gap: of partitions that have come since the run began, or that are read again.
-        Returns how many rows were new. Raises as `TimerStore.append`."""
+        `ends` are its exclusive end offsets. Rows of closed partitions are left out, and so are rows that may have a
+        gap before them: of partitions that came after the run began, or that are read again. Returns the number of new
+        rows. Raises as `TimerStore.append`."""
         taken, run = 0, self.run if run is None else run
         here = self._entries
         reached = [(here[name], end) for name, end in ends.items() if name in here and here[name].since <= run]
         parts = self._parts(entries)
-        for entry, _ in reached:  # before the first one takes anything in: they share the room
+        for entry, _ in reached:  # before the first take, as they share the room
             if not entry.store.has_room():
                 with self._unless_left(entry):
                     entry.store.wait_for_room(partial(self._must_not_wait, entry, beat))
@@ -305,8 +304,8 @@ class Stores:
 
     @contextmanager
     def _unless_left(self, entry: _Entry) -> Iterator[None]:
-        """A store that was closed because another instance has its partition now takes in nothing more; nor does, in
-        this run, that of a held partition without room."""
+        """A context that takes in rows. It leaves out a store that was closed because its partition has left, and until
+        the next run the store of a held partition without room."""
         try:
             yield
         except _HeldWithoutRoom:
@@ -317,13 +316,13 @@ class Stores:
 
     @staticmethod
     def _must_not_wait(entry: _Entry, beat: Callable[[], None]) -> None:
-        """Of a wait for room, which calls this again and again."""
+        """The `beat` of a wait for room: ends it for a held partition."""
         beat()
         if entry.life is Life.HELD and not entry.store.has_room():
             raise _HeldWithoutRoom
 
     def _parts(self, entries: pa.Table) -> dict[int, Batch]:
-        """A batch by partition."""
+        """The parts of a batch, by partition (number)."""
         if not len(entries):
             return {}
         source = self.sources.of_columns(entries.column("topic"), entries.column("partition"))
@@ -337,7 +336,7 @@ class Stores:
         return {int(source[begin]): whole.part(begin, end) for begin, end in zip(begins, ends, strict=True)}
 
     def has_room(self) -> bool:
-        """Whether `append` goes on at once."""
+        """Whether `append` need not wait for room."""
         return all(each.life is Life.HELD or each.store.has_room() for each in self._entries.values())
 
     def behind(self) -> int:
@@ -348,8 +347,8 @@ class Stores:
     # ---- dispatcher
 
     def begin(self, now_ms: int, *, only_output: bool = False) -> Loan:
-        """Start a transaction; one at a time. `only_output`: as far as it has output, it moves nothing but the
-        partitions of that. Raises Inconsistent after a change that failed, as all do that change something."""
+        """Start a transaction, one at a time. `only_output`: if it has output, only the committed states of the
+        partitions with output change. Raises Misuse while one is open."""
         self._must_be_between_transactions()
         lenders = [entry.lender for entry in self._delivered()]
         self._loan = Loan(lenders, now_ms, only_output=only_output, on_end=self._end_loan)
@@ -363,29 +362,29 @@ class Stores:
             raise Misuse("a transaction is open", code="DB-7003")
 
     def next_wakeup_ms(self) -> int | None:
-        """When the next row in memory is due, or None. (In the past: at once.)"""
+        """Due time of the next row in memory (ms), or None. A past time means: at once."""
         times_ms = (entry.next_due_ms() for entry in self._entries.values())
         return min((due_ms for due_ms in times_ms if due_ms is not None), default=None)
 
     def has_commands(self) -> bool:
-        """Whether a partition whose messages wait for commands has one to deliver."""
+        """Whether a partition in COMMANDS_FIRST has a command to deliver."""
         here = self._entries
         return any(here[name].next_due_ms() == AT_MIN for name in self.in_life(Life.COMMANDS_FIRST))
 
     def offsets_behind(self) -> bool:
-        """Whether ingest is ahead of a committed O, so that a transaction would move it without rows."""
+        """Whether a transaction without rows would move an O that is behind ingest."""
         return any(each.store.offset_behind() for each in self._delivered())
 
     def needs_offset_commit(self) -> bool:
-        """Whether O should be committed at once: a memtable has to be flushed, and only rows below O can be."""
+        """Whether O should be committed at once: a memtable needs a flush, which takes only rows below O."""
         return any(each.store.needs_offset_commit() for each in self._delivered())
 
     def is_clock_behind(self, now_ms: int) -> bool:
-        """Whether the clock has been set back behind a P, further than is just waited for."""
+        """Whether the clock has stepped back behind a P by more than `Limits.clock_step_ms`."""
         return any(entry.store.is_clock_behind(now_ms) for entry in self._entries.values())
 
     def step_back(self, now_ms: int) -> None:
-        """Go on from a clock that was set back (invariant I4); between two transactions."""
+        """Go on after the clock has stepped back (invariant I4); between two transactions."""
         for entry in self._entries.values():
             entry.store.step_back(now_ms)
 
@@ -393,7 +392,7 @@ class Stores:
         return [entry for entry in self._entries.values() if entry.life is not Life.CATCHING_UP]
 
     def wait(self, timeout_s: float | None) -> None:
-        """Sleep until something nearer was appended, `wake` was called, or the time is over."""
+        """Sleep until a nearer row is appended, `wake` is called, or the time is over."""
         with self._news:
             self._news.wait_for(lambda: self._has_news or self._is_closed, timeout_s)
             self._has_news = False
@@ -411,15 +410,15 @@ class Stores:
         return {name: entry.store for name, entry in self._entries.items()}
 
     def stats(self, edges_ms: Sequence[int] = ()) -> Stats:
-        """A look at everything, one store after the other; `pending_until` answers for each of `edges_ms`."""
+        """The sums of all stores' figures; `pending_until` has one count for each of `edges_ms` (epoch ms)."""
         return Stats.sum([entry.store.stats(edges_ms) for entry in self._entries.values()], len(edges_ms))
 
     def find(
         self, query: Query, now_ms: int, *, after: NamedPosition | None = None, limit: int = 100, bulky: bool = False
     ) -> Page:
-        """The pending messages that fit, the soonest first, from behind the cursor `after` on; with their values,
-        headers and whole keys if `bulky`. A page may have fewer rows than `limit` (1 to 1,000), or none, and others
-        behind it. Raises KeyError for a cursor of an unknown partition; Corrupt, DiskFailure."""
+        """A page of the matching pending messages, the soonest first, behind the cursor `after`; with values, headers
+        and whole keys if `bulky`. A page may have fewer rows than `limit` (1 to 1,000), even none, although others
+        follow. Raises KeyError for a cursor of an unknown partition; Corrupt, DiskFailure."""
         self._must_be_known(after)
         if not 1 <= limit <= ROWS_MAX:
             raise Misuse(f"a page has 1 to {ROWS_MAX} rows, not {limit}", code="DB-7003")
@@ -428,43 +427,44 @@ class Stores:
     def find_originals(
         self, query: Query, now_ms: int, *, after: NamedPosition | None = None, limit: int = ORIGINALS_MAX
     ) -> Originals:
-        """As `find`, only where the messages came from and when they are due, of up to 10,000 (`limit`)."""
+        """As `find`, with origins and due times only, for up to 10,000 messages (`limit`)."""
         self._must_be_known(after)
         return search.originals(self._by_name, query, now_ms, after, limit)
 
     def count_where(self, query: Query, now_ms: int, *, scanned_rows_max: int = SCANNED_ROWS_MAX) -> Count:
-        """How many pending messages fit; at once for all of them and for a target. Raises Corrupt, DiskFailure."""
+        """The number of matching pending messages; without IO for all messages, and for a target. Raises Corrupt,
+        DiskFailure."""
         return search.count(self._by_name, query, now_ms, scanned_rows_max)
 
     def export(self, query: Query, now_ms: int, *, bulky: bool) -> Export:
-        """All pending messages that fit, as Arrow batches of `search.SCHEMA`. Raises Corrupt, DiskFailure."""
+        """All matching pending messages, as Arrow batches of `search.SCHEMA`. Raises Corrupt, DiskFailure."""
         return Export(self._by_name, query, now_ms, bulky=bulky)
 
     def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
-        """How many messages come up before each of `edges_ms` (epoch ms); exact at whole ten seconds."""
+        """The number of messages that come up before each of `edges_ms` (epoch ms); exact at whole ten seconds."""
         parts = [entry.store.pending_until(edges_ms) for entry in self._entries.values()]
         return tuple(map(sum, zip(*parts, strict=True))) if parts else (0,) * len(edges_ms)
 
     def waits_since_ms(self) -> int | None:
-        """The time since when the oldest pending row waits; None if nothing is pending."""
+        """The time since which the oldest pending message waits (epoch ms); None if no message is pending."""
         found = (entry.store.waits_since_ms() for entry in self._entries.values())
         return min((since_ms for since_ms in found if since_ms is not None), default=None)
 
     def pending_from(
         self, name: SourceName, offset: int, now_ms: int, is_over: Callable[[], bool] = lambda: False
     ) -> int:
-        """See `TimerStore.pending_from`; 0 where the partition is not open."""
+        """See `TimerStore.pending_from`; 0 for a closed partition."""
         entry = self._entries.get(name)
         return 0 if entry is None else entry.store.pending_from(offset, now_ms, is_over)
 
     def trimmed(self, log_starts: Mapping[SourceName, int]) -> dict[SourceName, Trimmed]:
-        """The partitions with unfinished rows whose records are gone from Kafka, and are in a store alone."""
+        """The partitions with unfinished rows that only their stores have, because the records are gone from Kafka."""
         here = self._entries
         found = {n: here[n].store.trimmed(start) for n, start in log_starts.items() if n in here}
         return {name: each for name, each in found.items() if each.is_any}
 
     def may_hold_below(self, bounds: Mapping[SourceName, int]) -> set[SourceName]:
-        """The partitions of which something below these offsets may be unfinished."""
+        """The partitions in which rows below these offsets may be unfinished."""
         here = self._entries
         return {name for name, bound in bounds.items() if name in here and here[name].store.may_hold_below(bound)}
 
@@ -475,13 +475,13 @@ class Stores:
     # ---- the end
 
     def close_intake(self) -> None:
-        """Take in nothing more: `append` raises Closed, also where it waits. Delivery and flushes go on."""
+        """Take in no more rows: `append` raises Closed, even while it waits. Delivery and flushes go on."""
         self._is_intake_closed = True
         for entry in self._entries.values():
             entry.store.close_intake()
 
     def close(self) -> None:
-        """Give up the directory and end every wait; rows without a flush are read from Kafka again next time."""
+        """Release the directory and end every wait. The next start reads rows without a segment from Kafka again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -492,7 +492,7 @@ class Stores:
 
 
 class _HeldWithoutRoom(Exception):
-    """A wait for room of a held partition, which nothing may make for long."""
+    """Ends a wait for room in a held partition, which may be without deliveries for long."""
 
 
 _NOTHING: Final = Batch.of(ENTRY.empty_table())

@@ -1,4 +1,4 @@
-"""Maintenance of all stores: windows, flushes, reclaim, compaction, one partition after the other. One thread."""
+"""Maintenance of all stores: windows, flushes, reclaim, compaction, one partition at a time. For one thread."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from timerstore.store import TimerStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A window to be read, and its store."""
+    """A window to read, and its store."""
 
     store: TimerStore
     window: Window
 
     def read(self) -> pa.Table:
-        """Its rows, in no order. Raises Corrupt, DiskFailure."""
+        """The rows of the window, in no order. Raises Corrupt, DiskFailure."""
         return read_window(self.window)
 
 
 class Upkeep:
-    """See the module. `stores` gives those of now; each method raises as that of `Maintenance` does."""
+    """See the module. `stores` returns the present stores. Each method raises as the one of `Maintenance` does."""
 
     def __init__(self, stores: Callable[[], Sequence[TimerStore]]) -> None:
         self._stores = stores
         self._compacted: TimerStore | None = None
-        """Whose compaction is under way, or was looked at last."""
+        """The store with the current compaction, or the last one to be asked for one."""
 
     def next_window(self, now_ms: int) -> Reading | None:
-        """The next window to read: of the store whose frontier lies furthest behind."""
+        """The next window to read, of the store whose frontier is furthest behind."""
         behind = [each for each in self._stores() if each.wheel.is_behind(now_ms)]
         for store in sorted(behind, key=lambda each: each.state.resident.frontier):
             window = store.wheel.next_window(now_ms)
@@ -46,29 +46,29 @@ class Upkeep:
         return reading.store.wheel.admit(reading.window, entries)
 
     def has_rows(self) -> bool:
-        """Whether any has rows beyond its ready ones."""
+        """Whether any store has rows beyond its ready rows."""
         return any(len(each.state.timerlog) or each.state.resident.memtable_bytes for each in self._stores())
 
     def segments(self) -> int:
-        """The number of segments of all."""
+        """The number of segments of all stores."""
         return sum(len(each.state.timerlog) for each in self._stores())
 
     def flush_due(self, now_ms: int) -> bool:
-        """Whether a flush of any is worth while."""
+        """Whether a flush of any store is due."""
         return any(store.maintenance.flush_due(now_ms) for store in self._stores())
 
     def flush(self, now_ms: int, *, only_due: bool = False) -> Flushed:
-        """Flush all, or those for which it is worth while."""
+        """Flush all stores, or those whose flush is due."""
         stores = [each for each in self._stores() if not only_due or each.maintenance.flush_due(now_ms)]
         flushed = [store.maintenance.flush(now_ms) for store in stores]
         return Flushed(rows=sum(each.rows for each in flushed), bytes=sum(each.bytes for each in flushed))
 
     def reclaim(self, now_ms: int) -> int:
-        """Remove segments of which every row is finished; returns how many."""
+        """Remove segments with finished rows only. Returns their number."""
         return sum(store.maintenance.reclaim(now_ms) for store in self._stores())
 
     def next_compaction(self, now_ms: int) -> Reading | None:
-        """The next window of a compaction to read: one goes on until it is done."""
+        """The next window of a compaction; a compaction ends before another store's begins."""
         stores = list(self._stores())
         if self._compacted in stores:
             at = stores.index(self._compacted)
@@ -85,10 +85,10 @@ class Upkeep:
         reading.store.maintenance.compact(reading.window, entries)
 
     def abandon_compaction(self) -> None:
-        """Give up the compaction that is under way, if any."""
+        """Give up the current compaction, if any."""
         for store in self._stores():
             store.maintenance.abandon_compaction()
 
     def drop_aside(self) -> int:
-        """Remove what rebuilds have put aside; returns how many files."""
+        """Remove the files that rebuilds have set aside. Returns their number."""
         return sum(store.maintenance.drop_aside() for store in self._stores())
