@@ -56,8 +56,11 @@ class Overtaken:
         return int(self._rows.offset[0]) if len(self._rows) else None
 
     def first_at_ms(self) -> int | None:
-        """When delivery of these rows can go on, or None."""
-        return int(self._rows.at[0]) if len(self._rows) else None
+        """When delivery of these rows can go on, or None: rows that share an offset leave together."""
+        if not len(self._rows):
+            return None
+        at, offset = self._rows.at, self._rows.offset
+        return int(at[: int(np.searchsorted(offset, offset[0], side="right"))].max())
 
     def all(self) -> RowRefs:
         return self._rows

@@ -51,6 +51,7 @@ def test_rows_that_share_an_offset_leave_together() -> None:
     overtaken.insert(rows((0, 1), (5, 1), (5, 2), (0, 3), (50, 3)))
     assert taken(overtaken, 20, 1) == [1, 1]
     assert taken(overtaken, 20, 9) == [2]
+    assert overtaken.first_at_ms() == 50, "not at once, again and again"
     assert taken(overtaken, 50, 9) == [3, 3]
 
 
