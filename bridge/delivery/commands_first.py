@@ -10,6 +10,9 @@ taken effect:
       '--------- the ends behind them are looked up <-------yes--------'
     COMMANDS_FIRST --time is over, or no room for new rows--> LIVE, with one warning
 
+A partition waits for its own commands. For those of others it waits while they come on: not for one that is held, that
+nobody can read now, or that stands still.
+
 Meanwhile commands and rejects are finished and O follows, so that segments are written and memory stays bounded. Live
 partitions wait for nothing.
 """
@@ -33,6 +36,8 @@ PATIENCE_S: Final = Wait.COMMANDS.s
 """Default of `start.read_commands`."""
 FULL_S: Final = Wait.COMMANDS_ROOM.s
 """The longest time without room for new rows: a flush may be making room."""
+STILL_S: Final = Wait.COMMANDS_STILL.s
+"""The longest time without progress of another partition."""
 LOOK_S: Final = 0.05
 """Interval between checks of the reading progress."""
 
@@ -71,6 +76,8 @@ class CommandsFirst:
         self._patience_s = patience_s
         self._log_ends = log_ends
         self._run = run
+        self.unreadable: Collection[SourceName] = ()
+        """The partitions that nobody can read now: a corrupt batch, or no leader. Replaced by any thread."""
         self.begin()
 
     def begin(self) -> None:
@@ -79,6 +86,8 @@ class CommandsFirst:
         """The ends up to which the partitions that are not live yet must be read."""
         self._until_s: dict[SourceName, float] = {}
         """The ends of the waits of those that have arrived."""
+        self._seen: dict[SourceName, tuple[int, float]] = {}
+        """The reading progress of those that are unread, and since when."""
         self._look: _Look | None = None
         """A running look-up of the next ends."""
         self._are_written_on = False
@@ -112,17 +121,26 @@ class CommandsFirst:
         unread = {name: (at[name], end) for name, end in self._ends.items() if name in at and at[name] < end}
         is_stuck = self._is_stuck(store, now_s)
         ready = [name for name in arrived if is_stuck or now_s >= until_s[name] or name not in self._ends]
-        if unread and self._patience_s > 0 and not self._ends.keys().isdisjoint(ready):
-            _tell(unread, self._patience_s)
-        if not (self._look is not None or unread or store.has_commands()):
+        if not (self._look is not None or self._awaited(store, unread, now_s) or store.has_commands()):
             if self._are_written_on and self._log_ends is not None:
                 look = self._look = _Look()
                 self._are_written_on, names = False, list(self._ends)
                 self._run(lambda: self._look_up(look, store, names))
             else:
-                ready = arrived
+                ready = [name for name in arrived if name in ready or name not in unread]
+        if unread and self._patience_s > 0 and not self._ends.keys().isdisjoint(ready):
+            _tell(unread, self._patience_s)
         self.forget(ready)
         return ready
+
+    def _awaited(
+        self, store: Stores, unread: Mapping[SourceName, tuple[int, int]], now_s: float
+    ) -> Collection[SourceName]:
+        """The unread partitions that others wait for."""
+        seen = {name: self._seen.get(name, (at, now_s)) for name, (at, _) in unread.items()}
+        self._seen = {name: seen[name] if seen[name][0] == at else (at, now_s) for name, (at, _) in unread.items()}
+        stands_still = {name for name, (_, since_s) in self._seen.items() if now_s - since_s >= STILL_S}
+        return unread.keys() - stands_still.union(self.unreadable, store.in_life(Life.HELD))
 
     def committed(self, written: Collection[SourceName]) -> None:
         """A transaction wrote rows of these partitions to delay topics: if only their commands are delivered, some were

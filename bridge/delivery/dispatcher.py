@@ -123,8 +123,8 @@ class Dispatcher:
         self._store: Stores | None = None
 
         # The thread's own from here on, or changed while it is at rest.
-        self._commands_first = commands_first or CommandsFirst(clock)
-        self._partitions = Partitions(membership, self._commands_first)
+        self.commands_first = commands_first or CommandsFirst(clock)
+        self._partitions = Partitions(membership, self.commands_first)
         self.notes = self._partitions.notes
         self._pauses.has_room = self._partitions.have_room_for
         self._unanswered: OpenTransaction | None = None
@@ -414,7 +414,7 @@ class Dispatcher:
         self._setbacks.committed(transaction.setbacks)
         self._narrowing.committed(transaction.rows, is_pending=self.doubts.is_under_way or not transaction.until_ms)
         if store.in_life(Life.COMMANDS_FIRST):
-            self._commands_first.committed(transaction.written(self._planner.delay_topics, store.sources))
+            self.commands_first.committed(transaction.written(self._planner.delay_topics, store.sources))
         if transaction.answers:
             self._on_answers(transaction.answers)
 

@@ -117,6 +117,7 @@ class Pipeline:
         self._windows: Mapping[str, Windows] = {}
         self._work: LongWork | None = None
         self._to_read = 0
+        self._silent: frozenset[SourceName] = frozenset()
         self.topic_ids: Mapping[str, str] = {}
         """The ids of the delay topics at the start."""
         self._cancelled = threading.Event()
@@ -168,9 +169,9 @@ class Pipeline:
         return True
 
     def is_catching_up(self) -> bool:
-        """Whether no partition is delivered yet, and one is behind its committed O; reports the progress."""
+        """Whether a partition that can be read is behind its committed O; reports the progress."""
         store, work = self.store, self._work
-        behind = 0 if store is None or store.in_life(*DELIVERS) else store.behind()
+        behind = 0 if store is None else store.behind(self._unreadable())
         if work is None or not behind:
             self._work = None
             return False
@@ -179,8 +180,14 @@ class Pipeline:
         return True
 
     def is_delivering(self) -> bool:
-        """Whether messages of a partition are delivered."""
-        return self.store is not None and bool(self.store.in_life(*DELIVERS))
+        """Whether messages of all partitions that can be read are delivered, and those of one at least."""
+        store = self.store
+        waiting = [] if store is None else store.in_life(Life.CATCHING_UP, Life.COMMANDS_FIRST)
+        return store is not None and bool(store.in_life(*DELIVERS)) and self._unreadable().issuperset(waiting)
+
+    def _unreadable(self) -> frozenset[SourceName]:
+        """The partitions with a corrupt batch, or without a leader at the last look."""
+        return self._silent.union(self.corrupt_batches())
 
     def cancel(self) -> None:
         """Let a running `start` return soon, and stop ingest."""
@@ -302,9 +309,8 @@ class Pipeline:
             prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms), _ends(plan))
         except BridgeError as error:
             prepared.close()
-            is_upgrade = self._directory is not None and self._directory.has_index_of_earlier_version()
-            is_upgrade &= {*prepared.resume_offsets().values()} == {None}  # else a part is committed by this version
-            if error.code == GONE and is_upgrade:
+            is_first = {*prepared.resume_offsets().values()} == {None}  # else this version has committed before
+            if error.code == GONE and is_first and self._directory and self._directory.has_index_of_earlier_version():
                 hint = "Run the earlier version until the messages of this partition are delivered."
                 raise StateError(error.message, hint=hint, code=error.code) from error  # of the whole start
             raise
@@ -376,6 +382,10 @@ class Pipeline:
         if store is None:
             return False
         looked = lag.refresh(context.cluster, store, at_once=is_told)
+        if looked is not None:
+            silent = frozenset(name for name, at in looked.items() if at.marks is None)
+            self._silent = silent if len(silent) < len(looked) else frozenset()  # without any answer nothing is known
+        context.dispatcher.commands_first.unreadable = self._unreadable()
         change = context.identity.look(
             context.ownership, context.cluster, store, self.topic_ids, looked, is_told=is_told
         )

@@ -339,10 +339,11 @@ class Stores:
         """Whether `append` need not wait for room."""
         return all(each.life is Life.HELD or each.store.has_room() for each in self._entries.values())
 
-    def behind(self) -> int:
-        """The number of offsets up to the committed O of the partitions that catch up."""
-        here = self._entries.items()
-        return Prepared({name: each.store for name, each in here if each.life is Life.CATCHING_UP}).behind()
+    def behind(self, without: Collection[SourceName] = ()) -> int:
+        """The number of offsets up to the committed O of the partitions that catch up, `without` some."""
+        here = self._entries
+        names = [name for name, each in here.items() if each.life is Life.CATCHING_UP and name not in without]
+        return Prepared({name: here[name].store for name in names}).behind()
 
     # ---- dispatcher
 

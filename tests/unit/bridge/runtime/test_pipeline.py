@@ -350,7 +350,28 @@ def test_each_partition_is_delivered_once_it_is_read_up_to_its_committed_offset(
     assert not bench.pipeline.is_catching_up() and bench.store.arrive() == [ORDERS]
     assert not bench.pipeline.is_delivering()
     bench.store.go_live([BILLS])
+    assert not bench.pipeline.is_delivering(), "a start is ready with all that can be read"
+    bench.store.go_live([ORDERS])
     assert bench.pipeline.is_delivering()
+    assert bench.pipeline.stop()
+
+
+def test_a_start_is_ready_without_a_partition_that_has_lost_its_leader(rig: Rig) -> None:
+    """It is an alarm, and nobody waits for it; without any answer of the brokers nothing is known."""
+    rig.produce(ORDERS, FAR_MS)
+    rig.states[ORDERS] = replace(rig.states[ORDERS], offset=3)
+    bench = Bench(rig)
+    bench.stand_in.marks[ORDERS] = Watermarks(start=0, end=3)
+    bench.start()
+    bench.live()
+    lag, first = Lag(bench.pipeline._context.clock), bench.dispatcher.commands_first
+    for silent, unreadable in (({ORDERS, BILLS}, set()), ({ORDERS}, {ORDERS}), (set(), set())):
+        bench.stand_in.silent = silent
+        bench.pipeline.look_at_identity(lag, is_told=True)
+        assert first.unreadable == unreadable
+        assert bench.pipeline.is_delivering() == bool(unreadable)
+        assert bench.pipeline.is_catching_up() == (not unreadable)
+        bench.pipeline._work = mock.Mock()
     assert bench.pipeline.stop()
 
 
@@ -366,6 +387,7 @@ def test_a_corrupt_batch_below_the_committed_offset_holds_up_no_start(rig: Rig) 
     bench.pipeline._suspects._held = {ORDERS: CorruptBatch(offset=2, next=3, reason="its CRC is wrong")}
     bench.live()
     assert bench.store.in_life(Life.LIVE) == [BILLS] and not bench.pipeline.is_catching_up()
+    assert bench.pipeline.is_delivering()
     assert bench.pipeline.corrupt_batches() == {ORDERS: 2} and "DB-4060" in " ".join(bench.pipeline.alarms())
     assert bench.pipeline.stop()
 
@@ -446,6 +468,7 @@ def running(rig: Rig) -> Bench:
     bench = Bench(rig)
     bench.start()
     bench.live()
+    assert not bench.pipeline.is_catching_up()
     return bench
 
 
