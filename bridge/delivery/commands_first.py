@@ -94,7 +94,7 @@ class CommandsFirst:
         self._full_since_s: float | None = None
 
     def expect(self, ends: Offsets) -> None:
-        """Partitions come, whose logs have these ends."""
+        """Add coming partitions, with the ends of their logs."""
         self._ends = {**self._ends, **ends}
         self._look, self._are_written_on = None, self._are_written_on or self._look is not None
 
@@ -143,8 +143,8 @@ class CommandsFirst:
         return unread.keys() - stands_still.union(self.unreadable, store.in_life(Life.HELD))
 
     def committed(self, written: Collection[SourceName]) -> None:
-        """A transaction wrote rows of these partitions to delay topics: if only their commands are delivered, some were
-        written on."""
+        """Note that a transaction wrote rows of these partitions to delay topics. Rows of partitions that are not live
+        are commands, so these have new records to wait for."""
         self._are_written_on |= not self._ends.keys().isdisjoint(written)
 
     def _look_up(self, look: _Look, store: Stores, names: Collection[SourceName]) -> None:

@@ -1,4 +1,4 @@
-"""The partitions of a store with their committed states: those that are delivered, and those that catch up."""
+"""The owned partitions, delivered or catching up, with their committed states."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Partitions:
         self._commands_first = commands_first
         self.states: dict[SourceName, CommittedState] = {}
         self.coming: dict[SourceName, CommittedState] = {}
-        """Partitions that the store holds until they have caught up; nothing else commits for them meanwhile."""
+        """Partitions that catch up; until they have, no transaction commits for them."""
         self.notes = LogNotes()
         self.revocations = 0
 
     def begin(self, states: States, *, is_known: bool) -> None:
-        """Begin with another store, which is opened on `states`. `is_known`: nothing else has committed for these
+        """Begin with another store, opened on `states`. `is_known`: only this instance has committed for these
         partitions. Raises InternalError for states from before the last commit, unless the log was cut."""
         old = {n: state for n, state in self.states.items() if n in states and state.cuts == states[n].cuts}
         if is_known and not are_same_progress(old, states):
@@ -39,13 +39,13 @@ class Partitions:
         self._commands_first.begin()
 
     def expect(self, states: States, log_ends: Offsets) -> None:
-        """Wait until these partitions have caught up, and commands below these ends are read."""
+        """Add coming partitions: they catch up, and then their messages wait for commands below these ends."""
         self.coming = {**self.coming, **states}
         self._commands_first.expect(log_ends)
 
     def advance(self, store: Stores) -> dict[SourceName, CommittedState]:
-        """Deliver the commands of partitions that have caught up with their committed O, whose states are returned; and
-        the messages of those that wait for commands no more."""
+        """Let partitions that have caught up with their committed O deliver their commands, and partitions without
+        unread commands their messages. Returns the states of the partitions that have caught up."""
         arrived = {name: self.coming.pop(name) for name in store.arrive()} if self.coming else {}
         self.states |= arrived
         store.read_again()
@@ -65,7 +65,7 @@ class Partitions:
         self._commands_first.forget(gone)
 
     def have_room_for(self, said: Said) -> bool:
-        """Whether each state has room for this about targets."""
+        """Whether each state has room for the pauses of targets in `said`."""
         return all(each.has_room_for(said) for each in list(self.states.values()))
 
     def all(self) -> list[CommittedState]:
@@ -73,7 +73,7 @@ class Partitions:
         return [*self.states.values(), *self.coming.values()]
 
     def member_for(self, written: Mapping[SourceName, CommittedState]) -> Membership:
-        """The membership for a commit. Raises Stale where the member may not commit for these partitions."""
+        """The membership for a commit. Raises Stale if the member may not commit for these partitions."""
         member = self._membership()
         if member.revocations > self.revocations or not member.partitions >= written.keys():
             raise Stale

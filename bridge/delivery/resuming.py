@@ -1,5 +1,5 @@
-"""Resuming: brings messages forward that a paused target has put off, once the pause has ended; and learns of pauses
-that other instances were told.
+"""Resuming: after the pause of a target it brings the postponed messages forward. It also learns of pauses that clients
+requested from other instances.
 
 A search by target finds the messages. Commands for up to 20 messages each (`delay-until: due`) move them, at a limited
 rate: exactly once, like any command. The remaining work needs no record of its own: a search finds it again.

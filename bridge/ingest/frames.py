@@ -128,8 +128,8 @@ class FrameReceiver:
             raise
 
     def _serve(self, connection: socket.socket) -> None:
-        """Take in all frames of a connection, then confirm it: the other side waits for that, and a connection that
-        ends without it has failed."""
+        """Take in all frames of a connection, then confirm them. The task waits for the confirmation; a connection that
+        ends without one has failed."""
         with connection:
             try:
                 connection.settimeout(TOKEN_S)

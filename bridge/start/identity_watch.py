@@ -127,10 +127,10 @@ class IdentityWatch:
         return not self._holds.keys().isdisjoint(names)
 
     def refuse(self, error: BridgeError, owned: Collection[SourceName], delivered: Collection[SourceName] = ()) -> bool:
-        """Hold the partitions that `error` makes a start refuse, while others of `owned` are delivered. Returns whether
-        it held any. Without other partitions it holds none, unless the topic may soon exist again; at the process's own
-        start it holds only silent partitions, and those with lost records. Unanswered requests concern the partitions
-        that came beside `delivered` ones."""
+        """Hold the partitions of `error`, which a start refuses, if others of `owned` are delivered. Returns whether it
+        held any. If all partitions are concerned, it holds them only if the topic may soon exist again. At the start of
+        the process it holds only silent partitions, and partitions with lost records. A request without an answer
+        concerns the partitions that are not `delivered` yet."""
         if isinstance(error, SilentLogs):
             self._hold(dict.fromkeys(error.partitions.intersection(owned), UNANSWERED))
             return True

@@ -61,8 +61,8 @@ class Choice(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The output of a transaction: its rows, for each batch the topic and the keys of its rows, and the states `after`
-    it that it may have sent."""
+    """The output of a transaction: the plans with its rows; topic and row keys of each batch; and the committed states
+    `after` it, if it may have sent them."""
 
     planned: Sequence[Planned]
     sent: Sequence[tuple[str, Int64s]]

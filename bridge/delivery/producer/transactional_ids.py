@@ -355,8 +355,8 @@ class TransactionalIds:
         try:
             if not held:
                 if repair is not None and one.owed_outcome is None:
-                    # An initialisation makes the coordinator forget it. A process that has fenced this may have had a
-                    # transaction since.
+                    # The outcome, before an initialisation makes the coordinator forget it. The last transaction may
+                    # be another process's, if that has fenced this one.
                     one.owed_outcome = repair.outcome_of(one.name, None if one.faults else one.outcome)
                     one.outcome = None
                 one.faults, one.repeats = [], Repeats()

@@ -1,4 +1,4 @@
-"""The hand-over from the plain reader to the query, which has a task for each partition, and has come as far.
+"""The hand-over from the plain reader to the query, once it has a task for each partition, and has read as far.
 
     tasks begin --each partition has one--> settle --> relief: the plain reader's present offsets --sent--> relieved
                                               ^                       |
