@@ -136,7 +136,7 @@ class StoreDirectory:
         """Remove the index of an earlier version, the checkpoint last: after a crash the next start goes on. Raises
         DiskFailure."""
         for path in sorted(self.path.iterdir()):
-            if path.name.startswith(_BEGINNINGS):
+            if path.name.startswith(_BEGINNINGS) and path.is_file():  # a topic may have such a name
                 files.remove(path)
         for name in (files.RESERVE, files.temporary_of(self.path / files.CHECKPOINT).name, files.CHECKPOINT):
             files.remove(self.path / name)

@@ -83,12 +83,13 @@ def test_an_index_of_an_earlier_version_is_removed(tmp_path: Path) -> None:
     others = {"rows-in-doubt.json", "states-in-doubt.json.tmp", "being-read.tmp"}
     for name in others:
         (tmp_path / name).touch()
+    (tmp_path / "cancels-of-orders" / "0").mkdir(parents=True)  # of a topic
     directory = rig.stores.directory
     assert directory.has_index_of_earlier_version()
     directory.drop_index_of_earlier_version()
     assert not directory.has_index_of_earlier_version()
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {files.LOCK, *others}
-    assert rig.reopen().stats().pending == 1
+    assert (tmp_path / "cancels-of-orders" / "0").exists() and rig.reopen().stats().pending == 1
 
 
 @pytest.mark.fault("a partition that leaves while it is read again, after Kafka has lost records of it")
