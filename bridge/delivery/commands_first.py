@@ -10,8 +10,8 @@ taken effect:
       '--------- the ends behind them are looked up <-------yes--------'
     COMMANDS_FIRST --time is over, or no room for new rows--> LIVE, with one warning
 
-A partition waits for its own commands. For those of others it waits while they come on: not for one that is held, that
-nobody can read now, or that stands still.
+A partition waits for its own commands. For those of others it waits while one of them comes on, and not for one that is
+held, or that nobody can read now.
 
 Meanwhile commands and rejects are finished and O follows, so that segments are written and memory stays bounded. Live
 partitions wait for nothing.
@@ -37,7 +37,7 @@ PATIENCE_S: Final = Wait.COMMANDS.s
 FULL_S: Final = Wait.COMMANDS_ROOM.s
 """The longest time without room for new rows: a flush may be making room."""
 STILL_S: Final = Wait.COMMANDS_STILL.s
-"""The longest time without progress of another partition."""
+"""The longest time without progress of any other partition: some may rest while a large backlog is read."""
 LOOK_S: Final = 0.05
 """Interval between checks of the reading progress."""
 
@@ -86,8 +86,10 @@ class CommandsFirst:
         """The ends up to which the partitions that are not live yet must be read."""
         self._until_s: dict[SourceName, float] = {}
         """The ends of the waits of those that have arrived."""
-        self._seen: dict[SourceName, tuple[int, float]] = {}
-        """The reading progress of those that are unread, and since when."""
+        self._seen: dict[SourceName, int] = {}
+        """The reading progress of those that are unread."""
+        self._seen_s = 0.0
+        """The time of the last progress."""
         self._look: _Look | None = None
         """A running look-up of the next ends."""
         self._are_written_on = False
@@ -137,10 +139,10 @@ class CommandsFirst:
         self, store: Stores, unread: Mapping[SourceName, tuple[int, int]], now_s: float
     ) -> Collection[SourceName]:
         """The unread partitions that others wait for."""
-        seen = {name: self._seen.get(name, (at, now_s)) for name, (at, _) in unread.items()}
-        self._seen = {name: seen[name] if seen[name][0] == at else (at, now_s) for name, (at, _) in unread.items()}
-        stands_still = {name for name, (_, since_s) in self._seen.items() if now_s - since_s >= STILL_S}
-        return unread.keys() - stands_still.union(self.unreadable, store.in_life(Life.HELD))
+        names = unread.keys() - {*self.unreadable, *store.in_life(Life.HELD)}
+        if (seen := {name: unread[name][0] for name in names}) != self._seen:
+            self._seen, self._seen_s = seen, now_s
+        return names if now_s - self._seen_s < STILL_S else ()
 
     def committed(self, written: Collection[SourceName]) -> None:
         """Note that a transaction wrote rows of these partitions to delay topics. Rows of partitions that are not live

@@ -233,13 +233,17 @@ def test_no_other_partition_waits_for_one_that_nobody_can_read(life: Life) -> No
 
 @pytest.mark.fault("a partition that is not read, at a start")
 def test_other_partitions_wait_for_one_while_it_comes_on() -> None:
-    """They wait for `start.read_commands`, or until it has stood still for five seconds."""
-    reads = Reads({HERE: 9, ELSEWHERE: 4})
+    """They wait for `start.read_commands`, or until none has come on for five seconds. One may rest meanwhile, as
+    Spark reads the backlog of another."""
+    reads = Reads({HERE: 9, ELSEWHERE: 4, THERE: 0})
     for at in (5, 6, 7):
         reads.clock.advance(int(1_000 * module.STILL_S) - 1)
         reads.at[ELSEWHERE] = at
         assert not reads.ready()
+    reads.clock.advance(int(1_000 * module.STILL_S) - 1)
+    reads.at[THERE] = 9
+    assert not reads.ready()
     reads.clock.advance(int(1_000 * module.STILL_S))
-    assert reads.ready() == [HERE]
+    assert reads.ready() == [HERE, THERE]
     reads.at[ELSEWHERE] = 9
     assert reads.ready() == [ELSEWHERE]

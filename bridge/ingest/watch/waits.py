@@ -72,7 +72,7 @@ class Wait(Enum):
     TOKEN = _Row("frames", "the token of a connection", 10.0, Then.CLOSES)
     DESCRIPTORS = _Row("frames", "a descriptor or thread for a connection", 60.0, Then.ANEW)
     COMMANDS = _Row("messages after a start", "commands written meanwhile (`start.read_commands`)", 30.0, Then.GOES_ON)
-    COMMANDS_STILL = _Row("messages after a start", "the next record of another partition", 5.0, Then.GOES_ON)
+    COMMANDS_STILL = _Row("messages after a start", "the next record of any other partition", 5.0, Then.GOES_ON)
     COMMANDS_ROOM = _Row("messages after a start", "room for new rows", 5.0, Then.GOES_ON)
 
     @property
