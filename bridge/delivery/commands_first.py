@@ -112,7 +112,7 @@ class CommandsFirst:
         return frozenset(self._ends)
 
     def ready(self, store: Stores) -> list[SourceName]:
-        """The arrived partitions that wait for commands no more; asked again and again."""
+        """Remove and return the arrived partitions whose messages need not wait any longer. Called repeatedly."""
         arrived = store.in_life(Life.COMMANDS_FIRST)
         if self._ends.keys().isdisjoint(arrived):  # they were live before
             self._full_since_s = None

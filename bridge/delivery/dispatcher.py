@@ -392,8 +392,8 @@ class Dispatcher:
         self._acknowledge(store, transaction)
 
     def _send_offsets(self, store: Stores, transaction: OpenTransaction) -> None:
-        """Probably all rows of the transaction were taken: its offsets may join it while records wait for their time,
-        so that the commit does not have to wait for that."""
+        """Start adding the offsets to the transaction while its records wait for their time, which saves the commit a
+        wait. Probably no further row is taken."""
         self._look_ahead(store, transaction)
         if transaction.states:
             self._writer.send_offsets(transaction.offsets, self._partitions.member_for(transaction.states).metadata)

@@ -62,7 +62,7 @@ class OpenTransaction:
     """The same, in Kafka's form."""
 
     def add(self, plan: Plan) -> int:
-        """Add the rows of a plan. Returns the number within the transaction of the first of them."""
+        """Add the rows of a plan. Returns the number of its first row within the transaction."""
         first = self.rows
         rows = plan.rows
         self.pieces.append(Planned.of(rows.keys, rows.at, rows.kind, rows.payload, rows.tick))
@@ -75,7 +75,8 @@ class OpenTransaction:
         return first
 
     def produced(self, plan: Plan, lateness_ms: Int64s, now_ms: int) -> None:
-        """The client has the plan's records, the last of them since `now_ms`; `lateness_ms` is of its deliveries."""
+        """Note that the client has taken the plan's records, the last one at `now_ms`; `lateness_ms` int64[] are those
+        of its deliveries."""
         for topic, target in plan.targets.items():
             if topic not in self.targets or self.targets[topic].takes_less_than(target):
                 self.targets[topic] = target

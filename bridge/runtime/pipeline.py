@@ -180,7 +180,7 @@ class Pipeline:
         return True
 
     def is_delivering(self) -> bool:
-        """Whether messages of all partitions that can be read are delivered, and those of one at least."""
+        """Whether all readable partitions are delivered, and at least one is."""
         store = self.store
         waiting = [] if store is None else store.in_life(Life.CATCHING_UP, Life.COMMANDS_FIRST)
         return store is not None and bool(store.in_life(*DELIVERS)) and self._unreadable().issuperset(waiting)

@@ -130,20 +130,20 @@ class Doubts:
         self.come(states, sources)
 
     def come(self, states: States, sources: Sources) -> None:
-        """These partitions are delivered here, too."""
+        """Add partitions that are delivered here from now on."""
         self._here |= states.keys()
         self.torn.forget(states)
         self._change(self._under(states), sources)
         self._look_up_anew(self.held() & states.keys())
 
     def go(self, names: Collection[SourceName], sources: Sources) -> None:
-        """These partitions belong to another instance, or are left out: their doubts stay until they come back."""
+        """Remove partitions that belong to another instance, or are held: their doubts stay until they come back."""
         self._here -= frozenset(names)
         self.torn.forget(names)
         self._change(self._doubts, sources)
 
     def committed(self, states: States, sources: Sources) -> None:
-        """Kafka holds these states."""
+        """Note states that Kafka holds: doubts about rows that these finish end."""
         self.torn.forget(states)
         if self._doubts.keys() & states.keys():
             left = self._under(states)
@@ -202,7 +202,7 @@ class Doubts:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the look-up of a held partition has had no result yet, not even a failure."""
+        """Whether a held partition still waits for the first result of its look-up, be it a failure."""
         return not self.held() <= self._told
 
     def counts(self) -> dict[tuple[str, str], int]:

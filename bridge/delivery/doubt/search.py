@@ -54,7 +54,7 @@ class Search:
         return bool(self.names)
 
     def end(self) -> None:
-        """End as soon as possible: no partition waits for it any more."""
+        """End as soon as possible, since no partition needs the result."""
         self._is_over.set()
 
     @property

@@ -398,8 +398,8 @@ class Planner:
         return needed
 
     def _lasting(self, rows: DueRows, before: Fates, after: Fates, mine: Bools) -> Ids:
-        """Those of `mine` with the fate DELIVER `before` that, `after` a look at their target, are dead letters, or
-        become such for lack of attempts."""
+        """The rows of `mine` with a lasting verdict: DELIVER `before` the look at their target, and a dead letter
+        `after` it, at once or because it was the last attempt."""
         ids = np.flatnonzero(mine & before.are(Fate.DELIVER) & (after.are(Fate.LETTER) | after.are(Fate.RETRY)))
         is_last = (after.count_attempts(ids) > 0) & self._retry.is_over(rows.attempt[ids].astype(np.int64) + 1)
         result: Ids = ids[(after.fate[ids] == Fate.LETTER.value) | is_last]

@@ -282,7 +282,7 @@ class TransactionalIds:
                 self.renew(one)
 
     def _lose(self, one: TransactionalId) -> list[Producer]:
-        """Take its producer away, and return it if it had one."""
+        """Remove the id's producer. Returns a list with it, or an empty list."""
         with self._changed:
             left, one.producer = one.producer, None
             if one.state is not State.UNMADE:
