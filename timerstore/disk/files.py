@@ -78,9 +78,10 @@ def lock_directory(directory: Path) -> int:
 def make_directory(directory: Path) -> None:
     """Make a directory durably, if it is missing. Raises DiskFailure."""
     try:
-        if not directory.is_dir():
-            directory.mkdir(parents=True, exist_ok=True)
-            fsync(directory.parent)
+        missing = [each for each in (directory, *directory.parents) if not each.is_dir()]
+        directory.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            fsync(each.parent)
     except OSError as error:
         hint = "check store.directory: it must be a directory that this user may write to"
         raise DiskFailure(f"cannot use {directory}: {error}", hint=hint, code="DB-3023") from error
