@@ -224,6 +224,7 @@ class Ingest:
         return self._suspects.trusted(self._store.next_offsets(run))
 
     def _begin(self, reader: PlainReader, at: Offsets) -> None:
+        self._reading.read_to = dict(at)  # a log that was cut may end below the offsets of the last run
         self._suspects.reading(at)
         reader.assign(at)
 

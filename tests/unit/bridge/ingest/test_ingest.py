@@ -225,6 +225,25 @@ def test_a_query_that_is_behind_does_not_serve_yet(made: Callable[..., Bench], i
     wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
 
 
+@pytest.mark.fault("a log that was cut below what the plain reader had read")
+def test_a_query_does_not_wait_for_records_that_its_log_has_lost(made: Callable[..., Bench]) -> None:
+    """The query serves once it has come as far as the plain reader in the mended log."""
+    bench = made()
+    bench.begin()
+    bench.next_stream()
+    bench.reads(A, 20)
+    bench.store.change(gone=A)
+    bench.ingest.begin_anew([A])
+    bench.plain.log[A] = 4
+    bench.store.change(come={A: 4})
+    bench.ingest.begin_anew()
+    stream = bench.next_stream()
+    while stream.offsets != {A: 4, B: 0}:
+        stream = bench.next_stream()
+    stream.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+
+
 def test_on_a_quiet_topic_the_query_serves_as_soon_as_its_tasks_run(made: Callable[..., Bench]) -> None:
     bench = made()
     bench.begin()
