@@ -37,20 +37,25 @@ class Stats:
     tombstones: int
     cancelled: int
     checkpoint_ms: int | None
+    is_behind: bool
+    """Whether a new checkpoint would cover more."""
 
     @classmethod
     def sum(cls, parts: Sequence[Stats], edges: int) -> Stats:
-        """The sums of several stores, with the oldest checkpoint. `edges` is the length of `pending_until`."""
+        """The sums of several stores, with the oldest checkpoint of those that are behind, or else the latest of all.
+        `edges` is the length of `pending_until`."""
         by_target: Counter[str] = Counter()
         for part in parts:
             by_target.update(part.pending_by_target)
         until = tuple(sum(each) for each in zip(*(part.pending_until for part in parts), strict=True))
         sums = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
-        written = [part.checkpoint_ms for part in parts]
+        written_ms = [part.checkpoint_ms for part in parts if part.checkpoint_ms is not None]
+        behind_ms = [part.checkpoint_ms for part in parts if part.checkpoint_ms is not None and part.is_behind]
         return cls(
             pending_by_target=dict(by_target),
             pending_until=until if parts else (0,) * edges,
-            checkpoint_ms=min((ms for ms in written if ms is not None), default=None),
+            checkpoint_ms=min(behind_ms) if behind_ms else max(written_ms, default=None),
+            is_behind=bool(behind_ms),
             **sums,
         )
 
@@ -79,6 +84,7 @@ def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
             tombstones=len(state.cancels.tombstones),
             cancelled=state.cancels.cancelled,
             checkpoint_ms=state.checkpoint_ms,
+            is_behind=resident.covered() != (state.checkpoint.offset or 0),
         )
 
 

@@ -75,6 +75,27 @@ def test_a_dead_letter_that_cannot_be_written_hides_nothing(tmp_path: Path) -> N
     assert snapshot(rig.stores, Settings.of({}), NOW_MS, Lag(ManualClock()), None).oldest_overdue_s == 50
 
 
+def test_a_quiet_partition_makes_no_checkpoint_old(tmp_path: Path) -> None:
+    """A restart would read nothing of it again. The age is that of the oldest checkpoint that lacks something."""
+    rig = Rig(tmp_path)
+    later_ms = NOW_MS + 3_600_000
+
+    def age_s() -> float | None:
+        return snapshot(rig.stores, Settings.of({}), later_ms, Lag(ManualClock()), None).checkpoint_age_s
+
+    for name in (ORDERS, BILLS):
+        rig.produce(name, NOW_MS + 36_000_000)
+    rig.ingest()
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    rig.produce(ORDERS, NOW_MS + 36_000_000)
+    rig.ingest()
+    rig.deliver()
+    assert age_s() == 3_600
+    assert rig.stores.upkeep.flush(later_ms - 5_000, only_due=True).rows == 1
+    assert age_s() == 5
+
+
 def test_what_is_held_back_is_overdue(tmp_path: Path) -> None:
     """Rows of a partition that takes nothing are in no queue when they are stored: the counts tell of them."""
     rig = Rig(tmp_path)
