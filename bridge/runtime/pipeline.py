@@ -137,7 +137,8 @@ class Pipeline:
         context = self._context
         self._must_be_at_rest()
         context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
-        directory = self._directory = find_index(context.settings, context.cluster, without=context.identity.replaced)
+        without, assigned = context.identity.replaced, context.ownership.assignment
+        directory = self._directory = find_index(context.settings, context.cluster, without=without, assigned=assigned)
         indexes = find_indexes(directory, self._owned, context.clock.now_ms())
         plan = self._plan(directory, indexes, self._owned, self._member)
         if plan is None or self._cancelled.is_set():
@@ -378,19 +379,17 @@ class Pipeline:
     def look_at_identity(self, lag: Lag, *, is_told: bool = False) -> bool:
         """Check the ends and the identity of the logs, if that is due, or at once after a reader's report (`is_told`).
         Returns whether the partitions to deliver have changed."""
-        context, store = self._context, self.store
+        context, identity, store = self._context, self._context.identity, self.store
         if store is None:
             return False
         looked = lag.refresh(context.cluster, store, at_once=is_told)
-        if looked is not None:
+        if looked:
             silent = frozenset(name for name, at in looked.items() if at.marks is None)
             self._silent = silent if len(silent) < len(looked) else frozenset()  # without any answer nothing is known
         context.dispatcher.commands_first.unreadable = self._unreadable()
-        change = context.identity.look(
-            context.ownership, context.cluster, store, self.topic_ids, looked, is_told=is_told
-        )
+        change = identity.look(context.ownership, context.cluster, store, self.topic_ids, looked, is_told=is_told)
         if looked is not None:
-            context.dispatcher.notes.note_read(context.identity.read_under)
+            context.dispatcher.notes.note_read(identity.read_under)
         return change
 
     def look_at_retention(self, lag: Lag) -> None:

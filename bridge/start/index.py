@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -42,14 +42,19 @@ def as_bridge_errors() -> Iterator[None]:
         raise StateError(error.message, hint=error.hint, code=error.code) from error
 
 
-def find_index(settings: Settings, cluster: Cluster, *, without: Collection[str] = ()) -> StoreDirectory:
+def find_index(
+    settings: Settings,
+    cluster: Cluster,
+    *,
+    without: Collection[str] = (),
+    assigned: Callable[[], Collection[SourceName]] = frozenset,
+) -> StoreDirectory:
     """Lock store.directory. Indexes of topics in `without`, which are not delivered, may belong to another topic of the
-    same name. Raises EnvironmentFailure, StateError."""
+    same name; `assigned` returns this instance's partitions. Raises EnvironmentFailure, StateError."""
     topic_ids = cluster.topic_ids(sorted(settings.delay_topics.keys() - set(without)))
     with as_bridge_errors():
-        directory = StoreDirectory.take(
-            settings.store.directory, cluster.describe().cluster_id, topic_ids, partial(in_kafka, settings, cluster)
-        )
+        is_spare = partial(spare, settings, cluster, assigned)
+        directory = StoreDirectory.take(settings.store.directory, cluster.describe().cluster_id, topic_ids, is_spare)
     if directory.has_index_of_earlier_version():
         log.warning("index-of-earlier-version", directory=str(directory.path), hint="It is rebuilt from Kafka.")
     return directory
@@ -74,8 +79,15 @@ def find_indexes(directory: StoreDirectory, names: Iterable[SourceName], now_ms:
     return found
 
 
-def in_kafka(settings: Settings, cluster: Cluster, names: Collection[SourceName]) -> set[SourceName]:
-    """The partitions among these of which Kafka has all records of pending messages, by the committed states."""
+def spare(
+    settings: Settings,
+    cluster: Cluster,
+    assigned: Callable[[], Collection[SourceName]],
+    names: Collection[SourceName],
+) -> set[SourceName]:
+    """The partitions among these whose indexes nobody needs: they are other instances', and by their committed states
+    Kafka has all records of pending messages."""
+    names = set(names).difference(assigned())
     try:
         states = dict(states_of_others(cluster, settings.group_id, names))
     except EnvironmentFailure as failure:
@@ -89,7 +101,7 @@ def drop_earlier(directory: StoreDirectory, store: Stores, assigned: Collection[
     lacks of the other ones may be in it. Raises EnvironmentFailure."""
     here = store.next_offsets().keys()
     others = set(store.sources) - here
-    if here >= set(assigned) and not (store.in_life(Life.CATCHING_UP) or others - {*directory.in_kafka(others)}):
+    if here >= set(assigned) and not (store.in_life(Life.CATCHING_UP) or others - {*directory.spare(others)}):
         with as_bridge_errors():
             directory.drop_index_of_earlier_version()
 

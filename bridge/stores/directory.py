@@ -37,19 +37,19 @@ KEPT_MS: Final = 600_000
 """The time for which the index of another instance's partition stays."""
 _BEGINNINGS: Final = tuple(name(0).partition("-")[0] + "-" for name in (files.segment_name, files.tombstones_name))
 
-InKafka = Callable[[Collection[SourceName]], Collection[SourceName]]
+Spare = Callable[[Collection[SourceName]], Collection[SourceName]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreDirectory:
-    """The directory, with its lock; `topic_ids` are the ids of the cluster's delay topics. `in_kafka` returns the
-    partitions, among some, whose pending messages have all their records in Kafka."""
+    """The directory, with its lock; `topic_ids` are the ids of the cluster's delay topics. `spare` returns the
+    partitions, among some, whose indexes no instance needs."""
 
     path: Path
     descriptor: int
     cluster_id: str
     topic_ids: Mapping[str, str]
-    in_kafka: InKafka
+    spare: Spare
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     """An index between its look-up and the opening of its store is not removed."""
     _used_ms: dict[Path, int] = field(default_factory=dict, repr=False)
@@ -57,11 +57,11 @@ class StoreDirectory:
 
     @classmethod
     def take(
-        cls, path: Path, cluster_id: str, topic_ids: Mapping[str, str], in_kafka: InKafka = lambda _: ()
+        cls, path: Path, cluster_id: str, topic_ids: Mapping[str, str], spare: Spare = lambda _: ()
     ) -> StoreDirectory:
         """Lock the directory. Raises DirectoryInUse, DiskFailure."""
         descriptor = files.lock_directory(path)
-        return cls(path=path, descriptor=descriptor, cluster_id=cluster_id, topic_ids=topic_ids, in_kafka=in_kafka)
+        return cls(path=path, descriptor=descriptor, cluster_id=cluster_id, topic_ids=topic_ids, spare=spare)
 
     def of(self, name: SourceName) -> Path:
         """The directory of a partition's index."""
@@ -98,10 +98,10 @@ class StoreDirectory:
         return set()
 
     def remove_left(self, ours: Collection[SourceName], now_ms: int) -> int:
-        """Remove the indexes of partitions that other instances have had for `KEPT_MS`, if their messages are
-        `in_kafka`. Returns their number. Raises DiskFailure."""
+        """Remove the `spare` indexes of partitions that were not delivered here for `KEPT_MS`. Returns their number.
+        Raises DiskFailure."""
         names = self._left(ours, now_ms)
-        removed, free = 0, self.in_kafka(names) if names else ()
+        removed, free = 0, self.spare(names) if names else ()
         with self._lock:
             for name in free:
                 path = self.of(name)

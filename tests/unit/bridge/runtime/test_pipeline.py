@@ -28,6 +28,7 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.start.first_commits import SilentLogs
 from bridge.start.identity_watch import IdentityWatch
+from bridge.stores.directory import KEPT_MS
 from bridge.stores.names import SourceName, Sources
 from bridge.stores.stores import Life
 from bridge.telemetry.health import Health
@@ -256,6 +257,21 @@ def test_the_old_index_stays_while_it_may_have_messages_that_are_nowhere_else(ri
     del bench.stand_in.more[other]
     bench.pipeline.look_at_retention(lag)
     assert not old.exists()
+    assert bench.pipeline.stop()
+
+
+@pytest.mark.fault("a partition without a leader for more than ten minutes")
+def test_the_index_of_a_held_partition_stays(rig: Rig) -> None:
+    """Only the index of another instance's partition leaves after ten minutes; a held one is ours."""
+    bench = running(rig)
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    path, later_ms = bench.store.directory.of(BILLS), NOW_MS + 2 * KEPT_MS
+    assert not bench.store.remove_left(NOW_MS) and not bench.store.remove_left(later_ms) and path.exists()
+    del rig.states[BILLS]
+    bench.stand_in.more[BILLS] = {"gone_below": 2}
+    assert not bench.store.remove_left(later_ms) and path.exists(), "Kafka has lost records of it"
+    bench.stand_in.more.clear()
+    assert bench.store.remove_left(later_ms) == 1 and not path.exists()
     assert bench.pipeline.stop()
 
 

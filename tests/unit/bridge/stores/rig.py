@@ -39,7 +39,7 @@ class Rig:
             ModelStores, self.directory, topic_ids, list(self.logs), self.states,
             log_starts=self.log_starts, cuts=self.cuts, now_ms=NOW_MS, limits=self.limits,
         )  # fmt: skip
-        directory = replace(self.stores.directory, in_kafka=lambda names: set(names) - self.gone)
+        directory = replace(self.stores.directory, spare=lambda names: set(names) - self.gone)
         self.stores.directory = directory
         resume = self.stores.resume_offsets()
         offsets = {name: self.log_starts.get(name, 0) if at is None else at for name, at in resume.items()}
