@@ -47,7 +47,7 @@ class Upkeep:
 
     def has_rows(self) -> bool:
         """Whether any store has rows beyond its ready rows."""
-        return any(len(each.state.timerlog) or each.state.resident.memtable_bytes for each in self._stores())
+        return any(len(each.state.timerlog) or each.state.resident.memtable.bytes for each in self._stores())
 
     def segments(self) -> int:
         """The number of segments of all stores."""

@@ -11,7 +11,7 @@ its cancel is read (cancels.py), nowhere else; after a restart they are counted 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -199,10 +199,9 @@ class _Uncounted:
 
 class Pending:
     """Pending timers; what is due before `since_ms` is counted in one slot. A name is forgotten when none of it is
-    pending. `settle` has rows added that are not yet."""
+    pending."""
 
-    def __init__(self, since_ms: int, settle: Callable[[], None] = lambda: None) -> None:
-        self._settle = settle
+    def __init__(self, since_ms: int) -> None:
         self._histogram = PendingHistogram(since_ms)
         self._by_target: dict[str, int] = {}
         self._added, self._removed = _Uncounted(), _Uncounted()
@@ -214,7 +213,7 @@ class Pending:
     @property
     def histogram(self) -> PendingHistogram:
         """Of all that is pending."""
-        self._look()
+        self._count()
         return self._histogram
 
     def add_rows(self, at: Int64s, payload: pa.RecordBatch, left_out: Bools | None = None) -> None:
@@ -229,10 +228,6 @@ class Pending:
         if self._removed.is_full:
             self._count()
 
-    def _look(self) -> None:
-        self._settle()
-        self._count()
-
     def _count(self) -> None:
         for timers in self._added.pop():
             self._add(timers)
@@ -242,12 +237,12 @@ class Pending:
     @property
     def is_by_target(self) -> bool:
         """Whether each target's count is its own: not once some were counted together, until nothing is pending."""
-        self._look()
+        self._count()
         return self._is_by_target
 
     def by_target(self) -> dict[str, int]:
         """Pending timers by target; the delay topic's default target is the empty string."""
-        self._look()
+        self._count()
         counts: dict[str, int] = {}
         for label, count in self._by_target.items():
             name = label.removesuffix(RECURS)
@@ -256,17 +251,17 @@ class Pending:
 
     def recurring(self) -> int:
         """Pending timers that recur: one for each schedule. Of targets that are counted together none is told apart."""
-        self._look()
+        self._count()
         return sum(count for label, count in self._by_target.items() if label.endswith(RECURS))
 
     def add(self, timers: Tally) -> None:
         """Timers that are counted."""
-        self._look()
+        self._count()
         self._add(timers)
 
     def remove(self, timers: Tally) -> None:
         """Timers that were added before, and are counted."""
-        self._look()
+        self._count()
         self._remove(timers)
 
     def _add(self, timers: Tally) -> None:

@@ -8,17 +8,13 @@ over it.
     ready      above P, at or below the loaded frontier L: every pending row there is resident
     memtable   above L, and not in a segment yet
 
-A row is *stored*, in a segment that the checkpoint names, exactly when its offset lies below O_c. Rows of small batches
-wait above P before they are placed (incoming.py); every use of `ready` or `memtable` has them placed.
+A row is *stored*, in a segment that the checkpoint names, exactly when its offset lies below O_c.
 
 No lock and no IO here: `StoreState` guards it, one instance is used by one thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -26,7 +22,6 @@ import pyarrow as pa
 
 from timerstore.memory.batch import Batch
 from timerstore.memory.chunks import Chunks
-from timerstore.memory.incoming import Incoming, are_enough
 from timerstore.memory.overtaken import Overtaken
 from timerstore.memory.sorted_runs import (
     EMPTY,
@@ -36,7 +31,7 @@ from timerstore.memory.sorted_runs import (
     SortedRuns,
     gathered,
 )
-from timerstore.rows.position import AT_MAX, OFFSET_MAX, Bools, Int64s, Position, Positions, Progress, search
+from timerstore.rows.position import OFFSET_MAX, Bools, Position, Positions, Progress, search
 
 REPACKED_ROWS_MAX: Final = 1 << 16
 """At once: it happens under the store's lock."""
@@ -46,22 +41,13 @@ SCATTERED_ROWS: Final = 32
 """Rows from so many chunks or more, and fewer than so many of each, are scattered: see `gather_near`."""
 
 
-Count = Callable[[Int64s, pa.RecordBatch, Bools | None], None]
-"""Takes effective times, payloads, and a mask of rows that are left out."""
-
-
 class Resident:
-    """Rows in memory; `committed` is (O, P). `count` is told of the timers among rows that are placed; rows are placed
-    in the context `changing`."""
+    """Rows in memory; `committed` is (O, P)."""
 
-    def __init__(
-        self, committed: Progress, count: Count, changing: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> None:
-        self._count, self._changing = count, changing
+    def __init__(self, committed: Progress) -> None:
         self.chunks = Chunks()
-        self._ready = SortedRuns(self.chunks)
-        self._memtable = SortedRuns(self.chunks)
-        self._incoming = Incoming()
+        self.ready = SortedRuns(self.chunks)
+        self.memtable = SortedRuns(self.chunks)
         self.overtaken = Overtaken(self.chunks)
         self.committed = committed
         self.end = 0
@@ -70,42 +56,12 @@ class Resident:
         """O_c of the durable checkpoint."""
         self.frontier = committed.position
         """L: every pending row at or below it is resident. P <= L (invariant I3)."""
+        self._places = self.overtaken.insert, self.ready.insert, self._keep_unstored
 
     @property
     def position(self) -> Position:
         """P: every position up to here below O is finished."""
         return self.committed.position
-
-    @property
-    def ready(self) -> SortedRuns:
-        self.settle()
-        return self._ready
-
-    @property
-    def memtable(self) -> SortedRuns:
-        self.settle()
-        return self._memtable
-
-    def ready_until(self, until_ms: int) -> SortedRuns:
-        """Ready rows, of which all are here that are due at `until_ms`."""
-        self.settle(until_ms)
-        return self._ready
-
-    @property
-    def ready_bytes(self) -> int:
-        """Of ready rows, and of rows that are not placed yet."""
-        return self._ready.bytes + self._incoming.bytes
-
-    @property
-    def memtable_bytes(self) -> int:
-        return self._memtable.bytes
-
-    def next_ready_ms(self) -> int | None:
-        """When the first ready row is due, or None."""
-        first_ms, incoming_ms = self._ready.first_at_ms(), self._incoming.first_ms
-        if incoming_ms > self.frontier.at_ms:
-            return first_ms
-        return incoming_ms if first_ms is None else min(first_ms, incoming_ms)
 
     def finished(self, rows: Positions) -> Bools:
         """Mask of the rows that are finished under the committed state (invariant I1)."""
@@ -121,38 +77,26 @@ class Resident:
         first = self.overtaken.first_offset()
         return self.end if first is None else first
 
-    def take_in(self, batch: Batch, uncounted: Bools | None, bytes_max: int) -> None:
-        """Take in the rows of a batch, of which some (a mask) are not counted; at most `bytes_max` wait to be
-        placed."""
-        if not len(batch):
-            return
-        if are_enough(len(batch), batch.bytes, bytes_max):
-            self.settle()  # a large batch needs no copy
-        waiting = self._incoming
-        waiting.add(batch, uncounted)
-        if waiting.first_ms <= self.position.at_ms or are_enough(waiting.rows, waiting.bytes, bytes_max):
-            self.settle()
-
-    def settle(self, until_ms: int = AT_MAX) -> None:
-        """Place incoming rows, if one of them may be due at `until_ms`.
+    def take_in(self, batch: Batch) -> None:
+        """Take in the new rows of a batch.
 
         A chunk for each part (overtaken, ready, memtable) keeps rows together that leave together; a part that is
         placed elsewhere later is no mistake.
         """
-        if self._incoming.first_ms > until_ms or not self._incoming.rows:
-            return
-        with self._changing():
-            rows, payload, row_bytes, uncounted = self._incoming.pop()
-            passed, near = (search(rows.at, rows.offset, bound) for bound in (self.position, self.frontier))
-            for begin, end in pairwise((0, passed, max(passed, near), len(rows))):
-                self.add(rows[begin:end], payload.slice(begin, end - begin), row_bytes)
-            self._count(rows.at, payload, uncounted)
+        for part, insert in zip(self._parts(batch.rows), self._places, strict=True):
+            if len(part):
+                payload = batch.payload.slice(int(part.row[0]), len(part)) if len(part) < len(batch) else batch.payload
+                insert(self._in_chunk(part, payload, batch.row_bytes))
 
-    def add(self, rows: RowRefs, payload: pa.RecordBatch, row_bytes: int | None = None) -> None:
-        """Take in new rows, in the order of position, whose payloads are the rows of `payload` one by one."""
+    def add(self, rows: RowRefs, payload: pa.RecordBatch) -> None:
+        """Take in rows, in the order of position, whose payloads are the rows of `payload` one by one."""
         if len(rows):
-            chunk = np.full(len(rows), self.chunks.add(payload, row_bytes), dtype=np.int32)
-            self.place(RowRefs(rows.at, rows.offset, chunk, np.arange(len(rows), dtype=np.int32)))
+            self.place(self._in_chunk(rows, payload))
+
+    def _in_chunk(self, rows: RowRefs, payload: pa.RecordBatch, row_bytes: int | None = None) -> RowRefs:
+        """References to the rows of a payload, which is a chunk from now on."""
+        chunk = np.full(len(rows), self.chunks.add(payload, row_bytes), dtype=np.int32)
+        return RowRefs(rows.at, rows.offset, chunk, np.arange(len(rows), dtype=np.int32))
 
     def is_stored(self, rows: Positions) -> Bools:
         """Mask of the rows that a durable segment holds."""
@@ -161,12 +105,14 @@ class Resident:
 
     def place(self, rows: RowRefs) -> None:
         """Put row references, in the order of position, where they belong now."""
+        for part, insert in zip(self._parts(rows), self._places, strict=True):
+            insert(part)
+
+    def _parts(self, rows: RowRefs) -> tuple[RowRefs, RowRefs, RowRefs]:
+        """The rows that belong to each of the places."""
         passed, near = (search(rows.at, rows.offset, bound) for bound in (self.position, self.frontier))
         near = max(passed, near)
-        self.overtaken.insert(rows[:passed])
-        self._ready.insert(rows[passed:near])
-        if near < len(rows):
-            self._keep_unstored(rows[near:])
+        return rows[:passed], rows[passed:near], rows[near:]
 
     def replace_all(self, rows: RowRefs) -> None:
         """Put rows back after a transaction that did not happen, and all overtaken rows with them: P may lie before
@@ -182,8 +128,7 @@ class Resident:
 
     def overtake(self, position: Position) -> None:
         """Rows up to here that have come too late for the order of position are overtaken."""
-        self.settle(position.at_ms)
-        self.overtaken.insert(self._ready.pop_until(position))
+        self.overtaken.insert(self.ready.pop_until(position))
 
     def step_back(self, now_ms: int) -> None:
         """Freeze the committed state if its P lies ahead of the clock, and go on just below `now_ms` (invariant I4).
@@ -220,8 +165,7 @@ class Resident:
         A row that comes near before its chunk is flushed would keep all of it in memory, and of a mix of delays there
         is one in each chunk.
         """
-        holders = (self.ready, self.memtable)
-        size = len(self.chunks.row_bytes)
+        size, holders = len(self.chunks.row_bytes), (self.ready, self.memtable)
         referenced = sum(np.bincount(holder.all().chunk, minlength=size) for holder in holders)
         sparse = self.chunks.sparse(np.asarray(referenced), gain_bytes_min, REPACKED_ROWS_MAX)
         if not sparse.any():
@@ -240,10 +184,10 @@ class Resident:
         pieces = len(np.unique(popped.chunk))
         if pieces < SCATTERED_CHUNKS or len(popped) >= SCATTERED_ROWS * pieces:
             return 0
-        rows = self._ready.pop_until(until, GATHERED_ROWS_MAX)
+        rows = self.ready.pop_until(until, GATHERED_ROWS_MAX)
         fit = int(np.searchsorted(np.cumsum(self.chunks.row_bytes[rows.chunk]), GATHERED_BYTES_MAX, side="right"))
-        self._ready.insert(rows[fit:])
-        return self._copy_into(self._ready, rows[:fit])
+        self.ready.insert(rows[fit:])
+        return self._copy_into(self.ready, rows[:fit])
 
     def _copy_into(self, holder: SortedRuns, rows: RowRefs) -> int:
         """Insert rows, in the order of position, with their payloads in a chunk of their own; returns how many."""
@@ -254,4 +198,4 @@ class Resident:
         """Rows that a segment holds are let go: they are loaded again when the frontier comes to them."""
         stored = self.is_stored(rows)
         self.chunks.release(rows.chunk[stored])
-        self._memtable.insert(rows.where(~stored))
+        self.memtable.insert(rows.where(~stored))

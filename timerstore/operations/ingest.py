@@ -23,8 +23,6 @@ from timerstore.rows.entry import Kind
 from timerstore.rows.position import AT_MAX, Bools, Int64s
 
 UNBOUNDED: Final = sys.maxsize
-INCOMING_SHARE: Final = 32
-"""Waiting rows may take this fraction (1 / 32) of the guaranteed ready rows."""
 
 
 class Ingest:
@@ -100,9 +98,10 @@ class Ingest:
         counted."""
         state, resident = self._state, self._state.resident
         with state.changing():
-            nearest_ms = resident.next_ready_ms()
+            nearest_ms = resident.ready.first_at_ms()
             resident.end = end
-            resident.take_in(new, covered, state.budgets.ready.guaranteed // INCOMING_SHARE)
+            resident.take_in(new)
+            state.pending.add_rows(new.rows.at, new.payload, covered)
             state.bound_ready_rows()
             if judged is not None:
                 self._cancel(judged)

@@ -100,8 +100,8 @@ class StoreState:
         self.directory = directory
         self.identity = identity
         self.limits = limits
-        self.pending = Pending(now_ms - DAY_MS, lambda: self.resident.settle())
-        self.resident = Resident(committed, self.pending.add_rows, self.changing)
+        self.pending = Pending(now_ms - DAY_MS)
+        self.resident = Resident(committed)
         self.cancels = Cancels(limits.window_ms)
         self.commands = Commands()
         self.share(Budgets(limits))
@@ -121,8 +121,8 @@ class StoreState:
     def share(self, budgets: Budgets) -> None:
         """Share the budgets with other stores."""
         resident, cancels, commands = self.resident, self.cancels, self.commands
-        budgets.ready.join(self, lambda: resident.ready_bytes)
-        budgets.memtable.join(self, lambda: resident.memtable_bytes)
+        budgets.ready.join(self, lambda: resident.ready.bytes)
+        budgets.memtable.join(self, lambda: resident.memtable.bytes)
         budgets.waiting.join(self, lambda: resident.overtaken.bytes + commands.bytes)
         budgets.tombstones.join(self, lambda: cancels.tombstones.memory_rows)
         self.budgets: Budgets = budgets

@@ -50,7 +50,7 @@ class TimerWheel:
     def next_due_ms(self) -> int | None:
         resident = self._state.resident
         with self._state.lock:
-            candidates = (resident.next_ready_ms(), resident.overtaken.first_at_ms())
+            candidates = (resident.ready.first_at_ms(), resident.overtaken.first_at_ms())
             return min((at for at in candidates if at is not None), default=None)
 
     def is_behind(self, now_ms: int) -> bool:
@@ -120,7 +120,7 @@ class TimerWheel:
     def _room(self) -> int:
         """The bytes that a window may load. Loads leave a part of the budget to ingest, or each batch would push the
         window out again."""
-        room = self._state.loaded_bytes_max - self._state.resident.ready_bytes
+        room = self._state.loaded_bytes_max - self._state.resident.ready.bytes
         return min(room, self._state.limits.window_bytes)
 
     def _is_current(self, window: Window) -> bool:

@@ -144,8 +144,8 @@ class Transaction:
         with self._changing() as loan:
             resident = self._state.resident
             resident.overtake(loan.position)  # rows that have come since the last take
-            ready = resident.ready_until(until.at_ms)
-            return Due(resident.overtaken.count_due(until.at_ms), ready.count_until(min(until, resident.frontier)))
+            on_time = resident.ready.count_until(min(until, resident.frontier))
+            return Due(resident.overtaken.count_due(until.at_ms), on_time)
 
     def take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> Taken:
         """At most `overtaken_max` overtaken rows that are due at `until_ms`, and at most `on_time_max` rows up to
@@ -165,7 +165,7 @@ class Transaction:
             overtaken = resident.overtaken.take(until_ms, overtaken_max)
             # O' is the offset of the first overtaken row that is left, else the end of the ingested records.
             self._offset = resident.reachable()
-            due = resident.ready_until(bound.at_ms).pop_until(min(bound, resident.frontier), on_time_max)
+            due = resident.ready.pop_until(min(bound, resident.frontier), on_time_max)
             is_end = not len(due) + len(overtaken)
             if len(due):
                 loan.position = due.last()

@@ -16,7 +16,6 @@ from tests.unit.timerstore.entries import Record, entries, gather
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig, take
 from timerstore.errors import Closed, Misuse
 from timerstore.limits import Limits
-from timerstore.memory import incoming
 from timerstore.rows.entry import ENTRY
 from timerstore.rows.position import Position, Progress, end_of
 
@@ -564,12 +563,9 @@ def test_what_came_near_before_the_flush_does_not_keep_its_batch_in_memory(tmp_p
     rig.assert_each_delivered_once()
 
 
-def test_what_came_in_many_batches_and_is_due_next_is_put_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_came_in_many_batches_and_is_due_next_is_put_together(tmp_path: Path) -> None:
     """Once, in the order of position, with the bytes of the copies; a transaction that is undone undoes nothing of
     it."""
-    monkeypatch.setattr(incoming, "ENOUGH_ROWS", 1)
     rig = Rig(tmp_path / "store")
     rig.load()
     for batch in range(8):

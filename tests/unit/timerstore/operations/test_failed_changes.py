@@ -36,11 +36,6 @@ def acknowledge(rig: Rig) -> None:
     rig.commit(transaction, [])
 
 
-def look(rig: Rig) -> None:
-    ingest(rig)
-    rig.store.stats()
-
-
 def admit(rig: Rig) -> None:
     assert rig.load(FAR_MS)
 
@@ -62,7 +57,6 @@ def flush(rig: Rig) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Rig], None], type, str]] = {
     "a batch is taken in": (ingest, Resident, "take_in"),
-    "rows are placed": (look, Resident, "add"),
     "rows are taken": (take, Resident, "gather_near"),
     "rows are put back": (take, Resident, "place"),
     "a commit is known": (acknowledge, Resident, "commit"),
