@@ -14,7 +14,6 @@ The use may exceed the allowance by the batch in progress, or after new stores h
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from timerstore.limits import Limits
@@ -25,27 +24,21 @@ class Budget:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._lock = threading.Lock()
-        """One store may come while another one goes."""
         self._used: dict[object, Callable[[], int]] = {}
-        """Replaced, never changed."""
-        self.guaranteed = 0
-        """The least that a store may have now."""
-        self._share({})
+        """Changes are single operations, and a walk is over a copy: stores come and go on different threads."""
 
-    def _share(self, used: dict[object, Callable[[], int]]) -> None:
-        self._used = used
-        self.guaranteed = (self._total - self._total // 2) // max(1, len(used))
+    @property
+    def guaranteed(self) -> int:
+        """The least that a store may have now."""
+        return (self._total - self._total // 2) // max(1, len(self._used))
 
     def join(self, store: object, used: Callable[[], int]) -> None:
         """A store shares in it; `used` says how much it has."""
-        with self._lock:
-            self._share({**self._used, store: used})
+        self._used[store] = used
 
     def leave(self, store: object) -> None:
         """A store is closed."""
-        with self._lock:
-            self._share({each: used for each, used in self._used.items() if each is not store})
+        self._used.pop(store, None)
 
     def has_room(self, store: object) -> bool:
         """Whether a store may have more than it has."""
@@ -61,7 +54,7 @@ class Budget:
 
     def allowed(self, store: object) -> int:
         """How much a store may have now."""
-        used, guaranteed, common = self._used, self.guaranteed, self._total // 2
+        used, guaranteed, common = self._used.copy(), self.guaranteed, self._total // 2
         if len(used) > 1:
             common -= sum(max(0, of() - guaranteed) for each, of in used.items() if each is not store)
         return guaranteed + max(0, common)

@@ -47,3 +47,23 @@ def test_what_a_store_had_is_free_when_it_is_closed() -> None:
     budget, _ = shared(120, 60, 0, 0)
     budget.leave(0)
     assert budget.allowed(1) == 90
+
+
+class Slow:
+    """A store that comes while another one goes."""
+
+    def __init__(self, budget: Budget, going: object) -> None:
+        self.budget, self.going = budget, going
+
+    def __hash__(self) -> int:
+        self.budget.leave(self.going)
+        return 7
+
+
+def test_a_store_that_goes_while_another_one_comes_is_gone() -> None:
+    """Memory of a partition that went is common again, also if another one comes at the same moment: the main thread
+    opens stores, the membership's thread closes them."""
+    budget, used = shared(120, 50)
+    budget.join(Slow(budget, 0), lambda: 0)
+    used[0] = 100
+    assert budget.guaranteed == 60 and budget.allowed("nobody") == 120
