@@ -7,6 +7,7 @@ question about many rows (their bytes) is one indexing operation.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,15 +65,12 @@ class Chunks:
 
     def release(self, chunk: npt.NDArray[np.int32]) -> None:
         """Say that the rows with these chunk ids have left memory; empty chunks are dropped."""
-        if len(chunk) == 0:
-            return
-        gone = np.bincount(chunk)
-        ids = np.flatnonzero(gone)
-        self._live[ids] -= gone[ids]
-        for empty in ids[self._live[ids] == 0].tolist():
-            del self._payload[empty]
-            self.physical_bytes -= self._bytes.pop(empty)
-            self._free.append(empty)
+        for each, gone in Counter(chunk.tolist()).items():
+            self._live[each] -= gone
+            if not self._live[each]:
+                del self._payload[each]
+                self.physical_bytes -= self._bytes.pop(each)
+                self._free.append(each)
 
     def sparse(self, referenced: Int64s, gain_bytes_min: int, rows_max: int) -> Bools:
         """Mask by chunk id of what is worth copying, about `rows_max` rows together, or none if that gains too little.
@@ -151,6 +149,6 @@ def pieces_of(
 def rows_of_payload(payload: pa.RecordBatch, row: npt.NDArray[np.int32]) -> pa.RecordBatch:
     """Rows of one batch; a contiguous stretch (the usual case: chunks are sorted) is a slice, not a copy."""
     first, last, n = int(row[0]), int(row[-1]), len(row)
-    if last - first == n - 1 and (n == 1 or bool((np.diff(row) == 1).all())):
+    if last - first == n - 1 and bool((row[1:] > row[:-1]).all()):
         return payload.slice(first, n)
     return payload.take(pa.array(row))

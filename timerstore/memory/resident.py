@@ -181,7 +181,7 @@ class Resident:
         """
         if len(popped) < SCATTERED_CHUNKS:
             return 0
-        pieces = len(np.unique(popped.chunk))
+        pieces = len(set(popped.chunk.tolist()))
         if pieces < SCATTERED_CHUNKS or len(popped) >= SCATTERED_ROWS * pieces:
             return 0
         rows = self.ready.pop_until(until, GATHERED_ROWS_MAX)

@@ -13,8 +13,7 @@ a crash, without loss.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -56,16 +55,18 @@ class Loan:
         return self.taken[0]
 
 
-class _Change:
-    """The context of a change: an object, because it is entered hundreds of times a second."""
+class Change:
+    """Holds the lock for a change; entered thousands of times a second. When it fails half-way, no other follows.
+    `must_be` raises where no change may begin."""
 
-    def __init__(self, state: StoreState) -> None:
+    def __init__(self, state: StoreState, must_be: Callable[[], None]) -> None:
         self._state = state
+        self._must_be = must_be
 
     def __enter__(self) -> None:
         self._state.lock.acquire()
         try:
-            self._state.must_be_consistent()
+            self._must_be()
         except BaseException:
             self._state.lock.release()
             raise
@@ -89,7 +90,8 @@ class StoreState:
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.lock = threading.RLock()
-        self._change = _Change(self)
+        self._change = Change(self, self.must_be_consistent)
+        self._change_between_transactions = Change(self, self._must_be_between_transactions)
         self.changed = threading.Condition(self.lock)
         """Notified when room may be free, and at the end."""
         self._on_news = on_news
@@ -149,19 +151,18 @@ class StoreState:
         inherited = self.cancels.inherited
         return inherited is None or self.resident.end < inherited
 
-    def changing(self) -> _Change:
+    def changing(self) -> Change:
         """A context that holds the lock for a change. After a failed change it raises Inconsistent."""
         return self._change
 
-    @contextmanager
-    def changing_between_transactions(self) -> Iterator[None]:
+    def changing_between_transactions(self) -> Change:
         """As `changing`. Raises Misuse while a transaction is open."""
-        with self.lock:
-            self.must_be_consistent()
-            if self.loan is not None:
-                raise Misuse("a transaction is open", code="DB-7003")
-            with self.changing():
-                yield
+        return self._change_between_transactions
+
+    def _must_be_between_transactions(self) -> None:
+        self.must_be_consistent()
+        if self.loan is not None:
+            raise Misuse("a transaction is open", code="DB-7003")
 
     def must_be_consistent(self) -> None:
         """Raises Inconsistent after a failed change; the caller holds the lock."""

@@ -14,8 +14,8 @@ The store keeps every row until `acknowledge`; `rollback` makes all of them pend
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import starmap
 from typing import NamedTuple
@@ -41,7 +41,7 @@ from timerstore.errors import Inconsistent, Misuse
 from timerstore.memory.chunks import joined, pieces_of
 from timerstore.memory.pending import TALLIED, tally_timers
 from timerstore.memory.sorted_runs import EMPTY, concat
-from timerstore.operations.state import Loan, StoreState
+from timerstore.operations.state import Change, Loan, StoreState
 from timerstore.rows.entry import PAYLOAD
 from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position, Positions, Progress, end_of
 
@@ -110,6 +110,7 @@ class Transaction:
     def __init__(self, state: StoreState) -> None:
         self._state = state
         self._loan = state.loan = Loan(state.resident.position)
+        self._changing = Change(state, self._must_be_open)
         self._offset = state.resident.committed.offset
         self._delivered: list[Taken] = []
         """Rows that leave the pending counts at `acknowledge`."""
@@ -141,9 +142,9 @@ class Transaction:
 
     def due(self, until: Position) -> Due:
         """The number of rows that a `take` up to a position would have, without limits."""
-        with self._changing() as loan:
+        with self._changing:
             resident = self._state.resident
-            resident.overtake(loan.position)  # rows that have come since the last take
+            resident.overtake(self._loan.position)  # rows that have come since the last take
             on_time = resident.ready.count_until(min(until, resident.frontier))
             return Due(resident.overtaken.count_due(until.at_ms), on_time)
 
@@ -159,23 +160,23 @@ class Transaction:
 
     def _take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> tuple[Taken, bool]:
         """The rows of one take, and whether no row was due."""
-        with self._changing() as loan:
+        with self._changing:
             resident = self._state.resident
-            resident.overtake(loan.position)
+            resident.overtake(self._loan.position)
             overtaken = resident.overtaken.take(until_ms, overtaken_max)
             # O' is the offset of the first overtaken row that is left, else the end of the ingested records.
             self._offset = resident.reachable()
             due = resident.ready.pop_until(min(bound, resident.frontier), on_time_max)
             is_end = not len(due) + len(overtaken)
             if len(due):
-                loan.position = due.last()
+                self._loan.position = due.last()
             if len(resident.overtaken):
                 covered = due.offset < self._offset
                 resident.overtaken.insert(due.where(~covered))
                 due = due.where(covered)
             resident.gather_near(due, min(end_of(until_ms + GATHERED_AHEAD_MS), resident.frontier))
             rows = concat([overtaken, due])
-            loan.taken.append(rows)
+            self._loan.taken.append(rows)
             payloads = resident.chunks.payloads(rows.chunk)
             # Later cancels come too late for these rows.
             lookup = self._state.cancels.tombstones.lookup()
@@ -196,7 +197,7 @@ class Transaction:
 
     def move_offset(self) -> None:
         """Move O up to the first overtaken row, without a take."""
-        with self._changing():
+        with self._changing:
             self._offset = self._state.resident.reachable()
 
     def copied(self, offset: Int64s, origin: Int64s, ids: pa.Array) -> None:
@@ -235,7 +236,7 @@ class Transaction:
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
-            with self._changing():
+            with self._changing:
                 known, effects, count = self._state.commands.effects, list[Effect](), 0
                 while left and count < DECIDED_AT_ONCE:
                     if (effect := known.get(left.popleft())) is not None:
@@ -439,26 +440,26 @@ class Transaction:
 
     def acknowledge(self) -> None:
         """Finish the rows taken, after a successful commit. Raises Misuse, Inconsistent."""
-        with self._changing() as loan:
+        with self._changing:
             progress, state = self.progress(), self._state
             state.loan = None
-            for timers in loan.cancelled:  # a cancel that came too late has counted them out
+            for timers in self._loan.cancelled:  # a cancel that came too late has counted them out
                 state.pending.add(timers)
             for taken in self._delivered:
                 state.pending.remove_rows(taken.at, taken.pieces)
             self._apply()
             state.resident.commit(progress)
-            state.resident.chunks.release(loan.rows().chunk)
+            state.resident.chunks.release(self._loan.rows().chunk)
             state.changed.notify_all()
 
     def rollback(self) -> None:
         """Make the rows taken pending again, after an abort. Raises Misuse. After a failed change it does nothing, so
         that the error of that change stays the visible one."""
         state = self._state
-        with suppress(Inconsistent), self._changing() as loan:
+        with suppress(Inconsistent), self._changing:
             state.loan = None
-            state.cancels.cancelled += sum(int(timers.counts.sum()) for timers in loan.cancelled)
-            state.resident.replace_all(loan.rows())
+            state.cancels.cancelled += sum(int(timers.counts.sum()) for timers in self._loan.cancelled)
+            state.resident.replace_all(self._loan.rows())
             state.wake()
 
     def _apply(self) -> None:
@@ -487,12 +488,7 @@ class Transaction:
         commands.note_written(self._written, self._settled, self._decided_ms)
         commands.forget(self._loan.rows().offset)
 
-    @contextmanager
-    def _changing(self) -> Iterator[Loan]:
-        state = self._state
-        with state.lock:
-            state.must_be_consistent()
-            if state.loan is not self._loan:
-                raise Misuse("the transaction has ended", code="DB-7003")
-            with state.changing():
-                yield self._loan
+    def _must_be_open(self) -> None:
+        self._state.must_be_consistent()
+        if self._state.loan is not self._loan:
+            raise Misuse("the transaction has ended", code="DB-7003")
