@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import (
     OFFSET_END,
     TIMESTAMP_LOG_APPEND_TIME,
@@ -30,6 +32,7 @@ from bridge.kafka.errors import records_gone
 from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.received import Record, headers_of
+from timerstore.clock import Clock
 
 Offsets = Mapping[SourceName, int]
 
@@ -39,6 +42,10 @@ WAKE_S: Final = 1.0
 """A shorter time-out would end the connection of a slower broker."""
 GATHER_S: Final = 0.01
 """The wait after the first record: single records cost more in overhead than in work."""
+WAIT_SHARE: Final = 4
+LATEST_S: Final = 0.2
+"""A record waits for others for this share (1 / 4) of the time until it is due, up to LATEST_S, as in the query's
+frames (java/FrameWriter.java): a batch costs each partition of it as much as fifty records."""
 
 UNREADABLE: Final = (
     KafkaError._BAD_MSG,
@@ -82,11 +89,16 @@ class PlainReader:
     """See the module. For one thread."""
 
     def __init__(
-        self, properties: Mapping[str, Any], group: str, all_epochs: Mapping[SourceName, DecodeEpochs]
+        self,
+        properties: Mapping[str, Any],
+        group: str,
+        all_epochs: Mapping[SourceName, DecodeEpochs],
+        clock: Clock,
     ) -> None:
         """`group` is one that the bridge has rights on; the reader neither joins it nor commits anything. Raises
         EnvironmentFailure."""
         self._all_epochs = all_epochs
+        self._clock = clock
         self._consumer = made("for reading", lambda: Consumer({**properties, **FORCED, "group.id": group}))
         self._unreadable: set[SourceName] = set()
         self._paused: set[SourceName] = set()
@@ -114,12 +126,31 @@ class PlainReader:
             self._consumer.offsets_for_times(ends, WAKE_S)
 
     def poll(self) -> Read:
-        """The records that arrive within POLL_S. Raises StateError for gone records, EnvironmentFailure for lasting
-        errors."""
-        first = self._consumer.poll(POLL_S)
+        """The records that arrive within POLL_S, and those that follow while these may wait. Raises StateError for gone
+        records, EnvironmentFailure for lasting errors."""
+        read, parts, leave_s, wait_s = Read(entries=NOTHING), list[pa.Table](), inf, POLL_S
+        while wait_s > 0:
+            records = self._records(wait_s, read)
+            if records:
+                parts.append(decode_records(records, self._all_epochs))
+                leave_s = min(leave_s, self._leave_s(parts[-1]))
+            is_over = not parts or read.left or sum(map(len, parts)) >= RECORDS_MAX
+            wait_s = 0.0 if is_over else leave_s - self._clock.monotonic_s()
+        if parts:
+            read.entries = pa.concat_tables(parts).combine_chunks()
+        return read
+
+    def _leave_s(self, entries: pa.Table) -> float:
+        """The latest time of the store for these; a replacement acts when it is read."""
+        is_urgent = pc.any(entries.column("replace")).as_py()
+        left_ms = 0 if is_urgent else max(0, pc.min(entries.column("at")).as_py() - self._clock.now_ms())
+        return self._clock.monotonic_s() + min(left_ms / 1_000 / WAIT_SHARE, LATEST_S)
+
+    def _records(self, wait_s: float, read: Read) -> list[Record]:
+        """The records that arrive in this time; `read` gets their ends."""
+        first = self._consumer.poll(wait_s)
         messages = [] if first is None else [first, *self._consumer.consume(RECORDS_MAX - 1, GATHER_S)]
         records: list[Record] = []
-        read = Read(entries=NOTHING)
         for message in messages:
             name = (message.topic() or "", message.partition() or 0)
             error = message.error()
@@ -133,9 +164,7 @@ class PlainReader:
                     records.append(record)
                     read.ends[name] = record.offset + 1
                     read.at_end.discard(name)
-        if records:
-            read.entries = decode_records(records, self._all_epochs)
-        return read
+        return records
 
     def ask(
         self, at: Offsets, beat: Callable[[], None], is_over: Callable[[], bool]

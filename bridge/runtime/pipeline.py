@@ -472,7 +472,9 @@ class Pipeline:
         return Ingest(
             session=context.spark,
             make_query=make_query,
-            make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs),
+            make_reader=lambda: PlainReader(
+                librdkafka(settings, "reader"), settings.group_id, all_epochs, context.clock
+            ),
             store=store,
             log_starts=lambda names: {
                 name: mark.start for name, mark in context.cluster.watermarks(sorted(names)).items()

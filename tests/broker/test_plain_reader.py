@@ -19,6 +19,7 @@ from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
 from tests.system.damage import VERSION, flip_a_bit
 from tests.system.raw import RawRecord, produce_raw
+from timerstore.clock import SystemClock
 
 pytestmark = pytest.mark.system
 
@@ -35,7 +36,7 @@ class Reading:
         self.names: list[SourceName] = [(topic, partition) for partition in range(partitions)]
         all_epochs = dict.fromkeys(self.names, (DecodeEpoch(offset=0, parameters=PARAMETERS),))
         settings = settings_for(broker.bootstrap, topic)
-        self.reader = PlainReader(librdkafka(settings, "reader"), f"{topic}-reader", all_epochs)
+        self.reader = PlainReader(librdkafka(settings, "reader"), f"{topic}-reader", all_epochs, SystemClock())
         self.offsets: dict[SourceName, list[int]] = {name: [] for name in self.names}
         self.ends: dict[SourceName, int] = {}
         self.at_end: set[SourceName] = set()
