@@ -1,8 +1,8 @@
-"""Chunks: the Arrow batches that resident rows point into, and the count of the rows that still need them.
+"""Chunks: the Arrow batches of resident rows, and the number of live rows of each.
 
-A row in memory is a reference (chunk, row); moving it between memtable, ready rows and overtaken rows moves two
-integers. A chunk is dropped when its last row has left. What is known of every chunk is kept in vectors, so that a
-question about many rows (their bytes) is one indexing operation.
+A row in memory is a reference (chunk, row); a move between memtable, ready rows and overtaken rows moves two integers.
+A chunk is dropped with its last row. Facts about all chunks are vectors, so that the bytes of many rows are one
+indexing operation.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from timerstore.rows.entry import NO_PAYLOAD
 from timerstore.rows.position import Bools, Int64s
 
 ROW_REFERENCE_BYTES = 28
-"""What a row costs beside its payload: at, offset (8 bytes each), chunk, row (4 each), and slack for merging."""
+"""The memory of a row beside its payload: at, offset (8 bytes each), chunk, row (4 each), and slack for merges."""
 SPARSE_SHARE = 4
-"""A chunk of which less than one in so many rows is left is sparse."""
+"""A chunk is sparse if less than this fraction (1 / 4) of its rows is left."""
 
 FEW_STRETCHES = 32
-"""Stretches of rows of one chunk, up to which they are put together as they come, without an order by chunk."""
+"""Up to this number of stretches of rows of one chunk are put together in their order, without an order by chunk."""
 
 ID_BYTES = 52
-"""What a row with an id costs besides: its entry in the index of ids (id_index.py), until a segment holds it."""
+"""The additional memory of a row with an id: its entry in the index of ids (id_index.py), until a segment holds it."""
 
 
 class Chunks:
@@ -44,12 +44,12 @@ class Chunks:
         return len(self._payload)
 
     def live_rows(self) -> int:
-        """How many rows are in memory, handed out ones included."""
+        """The number of rows in memory, with those that are handed out."""
         return int(self._live[list(self._payload)].sum())
 
     def add(self, payload: pa.RecordBatch, row_bytes: int | None = None) -> int:
-        """Register a payload of which every row is live; returns the chunk's id. `row_bytes` is what a row of it takes,
-        where that is known."""
+        """Register a payload whose rows are all live; returns the chunk's id. `row_bytes` is the size of a row, if
+        known."""
         chunk = self._free.pop() if self._free else len(self._payload)
         if chunk >= len(self.row_bytes):
             self.row_bytes, self._live = (np.r_[v, np.zeros_like(v)] for v in (self.row_bytes, self._live))
@@ -64,7 +64,7 @@ class Chunks:
         return chunk
 
     def release(self, chunk: npt.NDArray[np.int32]) -> None:
-        """Say that the rows with these chunk ids have left memory; empty chunks are dropped."""
+        """Rows with these chunk ids have left memory; empty chunks are dropped."""
         for each, gone in Counter(chunk.tolist()).items():
             self._live[each] -= gone
             if not self._live[each]:
@@ -73,9 +73,10 @@ class Chunks:
                 self._free.append(each)
 
     def sparse(self, referenced: Int64s, gain_bytes_min: int, rows_max: int) -> Bools:
-        """Mask by chunk id of what is worth copying, about `rows_max` rows together, or none if that gains too little.
+        """Mask, by chunk id, of the sparse chunks to copy, about `rows_max` rows together; of none if the gain is too
+        small.
 
-        `referenced` is how many rows of each chunk the caller can copy: chunks with other live rows stay.
+        `referenced` is the number of rows of each chunk that the caller can copy: chunks with other live rows stay.
         """
         ids = np.array([c for c in self._payload if 0 < self._live[c] == referenced[c]], dtype=np.int64)
         rows = np.array([self._payload[c].num_rows for c in ids.tolist()], dtype=np.int64)
@@ -89,11 +90,11 @@ class Chunks:
         return mask
 
     def all(self) -> dict[int, pa.RecordBatch]:
-        """Every payload, held by the caller for as long as it needs it."""
+        """Every payload; the caller may keep them."""
         return dict(self._payload)
 
     def payloads(self, chunk: npt.NDArray[np.int32]) -> dict[int, pa.RecordBatch]:
-        """The payloads of all chunks that occur, held by the caller for as long as it needs them."""
+        """The payloads of these chunks; the caller may keep them."""
         return {c: self._payload[c] for c in set(chunk.tolist())}
 
     def timestamps(self, chunk: npt.NDArray[np.int32], row: npt.NDArray[np.int32]) -> Int64s:
@@ -106,15 +107,15 @@ class Chunks:
         return result
 
     def bytes_of(self, chunk: npt.NDArray[np.int32]) -> int:
-        """Bytes of the rows with these chunk ids, every row taken for the mean of its chunk; exact in sums and
-        differences."""
+        """The bytes of rows with these chunk ids. Each row counts as the mean of its chunk, so sums and differences are
+        exact."""
         return int(self.row_bytes[chunk].sum())
 
 
 def materialize(
     payloads: dict[int, pa.RecordBatch], chunk: npt.NDArray[np.int32], row: npt.NDArray[np.int32]
 ) -> pa.RecordBatch:
-    """The payload of the given row references, in their order, as one record batch of `PAYLOAD`."""
+    """The payload of row references, in their order, as one record batch of `PAYLOAD`."""
     return joined(pieces_of(payloads, chunk, row))
 
 

@@ -1,7 +1,7 @@
-"""Overtaken rows: entries whose position P had passed when they were ingested. They are delivered in the order of
+"""Overtaken rows: entries at positions that P had passed before they were ingested. They are delivered in the order of
 offset.
 
-One is finished by moving O over it (invariant I1), so O stops in front of the first one that is not delivered yet.
+A move of O over such a row finishes it (invariant I1), so O stops at the first one that is not delivered.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 
 
 class Overtaken:
-    """Rows by offset. Few at any time: a bound on them blocks ingest."""
+    """Rows by offset. They are few: a limit on them blocks ingest."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
         self._rows: RowRefs = EMPTY
         self.bytes = 0
-        """Of the rows, with their payloads."""
+        """The size of the rows, with their payloads."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -32,7 +32,7 @@ class Overtaken:
             self._rows = both[np.argsort(both.offset, kind="stable")]
 
     def count_due(self, now_ms: int) -> int:
-        """How many rows lie in front of the first one that is not due."""
+        """The number of rows in front of the first one that is not due."""
         if not len(self):
             return 0
         early = np.flatnonzero(self._rows.at > now_ms)
@@ -52,7 +52,7 @@ class Overtaken:
         return taken
 
     def first_offset(self) -> int | None:
-        """The smallest offset, or None when there are no rows."""
+        """The smallest offset, or None without rows."""
         return int(self._rows.offset[0]) if len(self._rows) else None
 
     def first_at_ms(self) -> int | None:

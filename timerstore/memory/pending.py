@@ -1,11 +1,11 @@
-"""What is pending, counted: in all, by target, and by time.
+"""Counts of pending timers: of all, by target, and by time.
 
 A producer chooses the names of targets: the first thousand are counted each, the others together, here as in a
-segment's footer and in the index of ids. With more than that, a name's count may be part of what is counted together;
-the sum is always exact.
+segment's footer and in the index of ids. With more names, a part of a name's count may be among the others; the sum is
+always exact.
 
-Counts go up when a timer is taken in that nothing cancels, and down when its delivery is known to be committed or when
-its cancel is read (cancels.py), nowhere else; after a restart they are counted from the segments.
+Counts go up when a timer without a cancel is taken in, and down when its delivery is known to be committed or its
+cancel is read (cancels.py), nowhere else; after a restart they are counted from the segments.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Tally:
 
 
 def labels(rows: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
-    """What rows with the columns `target` and `schedule` are counted under: their targets (null: the delay topic's
-    default), and those that recur by themselves."""
+    """The labels of rows with the columns `target` and `schedule`: their targets (null: the delay topic's default),
+    with a mark behind those that recur."""
     target, schedule = rows.column("target"), rows.column("schedule")
     if schedule.null_count == len(schedule):
         return target
@@ -101,17 +101,17 @@ def count_in(counts: dict[str, int], name: str, count: int) -> None:
 
 
 def label_of(name: str, known: Mapping[str, int]) -> str:
-    """Under which of the known names, or which new one, a target is counted; the default is always itself."""
+    """The name for the count of a target: its own, or that of the others; the default is always itself."""
     return name if not name or name in known or len(known) < TARGETS_MAX else OTHER_TARGETS
 
 
 class PendingHistogram:
-    """Pending timers counted by slots of ten seconds, for gauges. (What is due next, `TimerWheel` says.)
+    """Pending timers counted by slots of ten seconds, for gauges. (`TimerWheel` has the next due time.)
 
-    The slots are absolute, in pages of a day that exist only while something is pending in them: a year ahead costs
-    what is used of it, and one cumulative sum answers every "how many until then". A record says itself when it is due,
-    so its time may be any. What lies before `since_ms` is counted in one slot, and what lies beyond eleven years from
-    there in another: what was counted into a slot is counted out of the same one, whatever the clock says then.
+    The slots are absolute, in pages of a day that exist only while they count something: days without timers take no
+    memory, and one cumulative sum answers every question for a number until a time. A producer may choose any time. All
+    times before `since_ms` share a slot, and so do those more than eleven years later: a timer is counted out of the
+    slot that it was counted into, at any time of the clock.
     """
 
     def __init__(self, since_ms: int) -> None:
@@ -131,7 +131,7 @@ class PendingHistogram:
             self._add_page(page, slots[mask] - page * PAGE_SLOTS, counts[mask])
 
     def until(self, *times_ms: int) -> tuple[int, ...]:
-        """How many entries are pending before each time: in the slots before its own, and pro rata in that."""
+        """The number of pending entries before each time: of earlier slots, and a share of its own slot."""
         days = sorted(self._pages)
         totals = [0, *accumulate(self._page_total[day] for day in days)]
         return tuple(totals[bisect_left(days, ms // DAY_MS)] + self._within_day(ms) for ms in times_ms)
@@ -143,8 +143,7 @@ class PendingHistogram:
         return 0 if counts is None else int(counts[:index].sum()) + int(counts[index]) * rest // SLOT_MS
 
     def first_ms(self, after_ms: int) -> int | None:
-        """The last millisecond of the first slot, from that of `after_ms` on, in which something is pending, or
-        None."""
+        """The last millisecond of the first slot with pending entries, from that of `after_ms` on, or None."""
         first = after_ms // SLOT_MS
         for page in sorted(page for page in self._pages if page >= first // PAGE_SLOTS):
             pending = np.flatnonzero(self._pages[page] > 0) + page * PAGE_SLOTS
@@ -166,11 +165,11 @@ class PendingHistogram:
 
 UNCOUNTED_PIECES: Final = 64
 UNCOUNTED_ROWS: Final = 4_096
-"""So much is left uncounted: it keeps the batches that it came in."""
+"""The limits of uncounted rows: they keep their batches in memory."""
 
 
 class _Uncounted:
-    """Timers that are to be counted together: a count costs as much for a row as for a thousand."""
+    """Timers of one later count: it costs as much for a row as for a thousand."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Int64s, Sequence[pa.RecordBatch], Bools | None]] = []
@@ -198,8 +197,7 @@ class _Uncounted:
 
 
 class Pending:
-    """Pending timers; what is due before `since_ms` is counted in one slot. A name is forgotten when none of it is
-    pending."""
+    """Pending timers; all that are due before `since_ms` share a slot. A name is forgotten with its last timer."""
 
     def __init__(self, since_ms: int) -> None:
         self._histogram = PendingHistogram(since_ms)
@@ -236,7 +234,7 @@ class Pending:
 
     @property
     def is_by_target(self) -> bool:
-        """Whether each target's count is its own: not once some were counted together, until nothing is pending."""
+        """Whether each target's count is its own: not after some were counted together, until nothing is pending."""
         self._count()
         return self._is_by_target
 
@@ -280,7 +278,7 @@ class Pending:
         self._is_by_target |= not self._by_target
 
     def _take(self, label: str, count: int) -> int:
-        """Count out as many under a label as there are; returns how many are left."""
+        """Count out timers of a label, as far as it has them; returns the number that is left."""
         there = self._by_target.get(label, 0)
         if there > count:
             self._by_target[label] = there - count

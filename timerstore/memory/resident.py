@@ -1,5 +1,5 @@
-"""Resident rows: what is in memory, where each row belongs, and how the delivered position and the loaded frontier move
-over it.
+"""Resident rows: the rows in memory, their places, and the moves of the delivered position and the loaded frontier over
+them.
 
     position:   finished ... P ......... ready rows ......... L ......... memtable .........
                        overtaken rows                           (and segments' rows, on disk)
@@ -34,11 +34,11 @@ from timerstore.memory.sorted_runs import (
 from timerstore.rows.position import OFFSET_MAX, Bools, Position, Positions, Progress, search
 
 REPACKED_ROWS_MAX: Final = 1 << 16
-"""At once: it happens under the store's lock."""
+"""The limit of one step, which holds the store's lock."""
 
 SCATTERED_CHUNKS: Final = 4
 SCATTERED_ROWS: Final = 32
-"""Rows from so many chunks or more, and fewer than so many of each, are scattered: see `gather_near`."""
+"""Rows are scattered from this number of chunks on, with fewer than this number of rows of each: see `gather_near`."""
 
 
 class Resident:
@@ -51,7 +51,7 @@ class Resident:
         self.overtaken = Overtaken(self.chunks)
         self.committed = committed
         self.end = 0
-        """Exclusive end of what is ingested."""
+        """Exclusive end of the ingested records."""
         self.stored = 0
         """O_c of the durable checkpoint."""
         self.frontier = committed.position
@@ -68,12 +68,12 @@ class Resident:
         return self.committed.finished(rows)
 
     def covered(self) -> int:
-        """Where O_c may go: the committed O, as far as ingest has come."""
+        """The furthest O_c: the committed O, or the end of the ingested records."""
         return max(self.stored, min(self.committed.offset, self.end))
 
     def reachable(self) -> int:
-        """Where O can be moved by a transaction that delivers what is due: the end of what is ingested, or the first
-        overtaken row."""
+        """The furthest O of a transaction that delivers all due rows: the end of the ingested records, or the offset of
+        the first overtaken row."""
         first = self.overtaken.first_offset()
         return self.end if first is None else first
 
@@ -133,8 +133,8 @@ class Resident:
     def step_back(self, now_ms: int) -> None:
         """Freeze the committed state if its P lies ahead of the clock, and go on just below `now_ms` (invariant I4).
 
-        What is finished stays the same. Overtaken rows that are not due become ready rows again: nothing waits
-        behind them.
+        The finished set stays the same. Overtaken rows that are not due become ready rows again: nothing waits behind
+        them.
         """
         self.committed = self.committed.stepped_back(Position(now_ms - 1, OFFSET_MAX))
         self.replace_all(EMPTY)
@@ -146,7 +146,7 @@ class Resident:
             self.place(rows)
 
     def retreat_frontier(self, budget_bytes: int, floor: Position) -> None:
-        """Move L back so that the ready rows holds at most `budget_bytes`; never below `floor` (invariant I8)."""
+        """Move L back until the ready rows take at most `budget_bytes`; never below `floor` (invariant I8)."""
         last_in = self.ready.largest_within(self.frontier, budget_bytes)
         if last_in is None:
             return
@@ -155,15 +155,14 @@ class Resident:
             self.place(rows)
 
     def mark_stored(self, offset: int) -> None:
-        """A durable checkpoint has O_c at `offset`: the memtable lets go of what lies below."""
+        """A durable checkpoint has O_c at `offset`: rows below leave the memtable."""
         self.stored = offset
         self.chunks.release(self.memtable.remove(self.is_stored).chunk)
 
     def repack(self, gain_bytes_min: int) -> int:
-        """Copy what is left of sparse chunks into new ones; returns how many rows, 0 when it is not worth while.
+        """Copy the rest of sparse chunks into new ones; returns the number of rows, 0 if the gain is too small.
 
-        A row that comes near before its chunk is flushed would keep all of it in memory, and of a mix of delays there
-        is one in each chunk.
+        One long delay in each batch would else keep all batches in memory.
         """
         size, holders = len(self.chunks.row_bytes), (self.ready, self.memtable)
         referenced = sum(np.bincount(holder.all().chunk, minlength=size) for holder in holders)
@@ -173,11 +172,11 @@ class Resident:
         return sum(self._copy_into(each, each.remove(lambda run: sparse[run.chunk]).sorted()) for each in holders)
 
     def gather_near(self, popped: RowRefs, until: Position) -> int:
-        """Copy the next ready rows, up to `until`, into one chunk in the order of position, if what was just popped
-        came from many; returns how many rows.
+        """Copy the next ready rows, up to `until`, into one chunk in the order of position, if the popped rows came
+        from many; returns the number of rows.
 
-        What was sent over a long time and is due at one comes in pieces of one or two rows: some dozen copies for each
-        take. Put together before, it is one slice.
+        Rows that were sent over a long time and are due at one time are pieces of one or two rows each, and a take
+        copies dozens of these. In one chunk they are one slice.
         """
         if len(popped) < SCATTERED_CHUNKS:
             return 0
@@ -190,12 +189,12 @@ class Resident:
         return self._copy_into(self.ready, rows[:fit])
 
     def _copy_into(self, holder: SortedRuns, rows: RowRefs) -> int:
-        """Insert rows, in the order of position, with their payloads in a chunk of their own; returns how many."""
+        """Insert rows, in the order of position, with their payloads in a chunk of their own; returns their number."""
         holder.insert(gathered(self.chunks, rows))
         return len(rows)
 
     def _keep_unstored(self, rows: RowRefs) -> None:
-        """Rows that a segment holds are let go: they are loaded again when the frontier comes to them."""
+        """Insert rows without those of segments, which are loaded again when the frontier comes to them."""
         stored = self.is_stored(rows)
         self.chunks.release(rows.chunk[stored])
         self.memtable.insert(rows.where(~stored))

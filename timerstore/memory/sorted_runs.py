@@ -3,15 +3,15 @@
 The ready rows (rows at or below the loaded frontier) and the memtable (rows beyond it, not yet in a segment) are each
 one `SortedRuns`: a short list of sorted vectors of row references. An inserted batch becomes a run; runs of like size
 are merged, so that a row is merged a logarithmic number of times and there are never many runs to look at (the
-log-structured merge of Patrick O'Neil et al., 1996, in memory). Popping what is due moves the head of each run.
+log-structured merge of Patrick O'Neil et al., 1996, in memory). A pop of due rows moves the head of each run.
 
     insert [3 5 9]       runs: [3 5 9]
     insert [4 6 7]       runs: [3 4 5 6 7 9]          (equal sizes are merged)
     insert [8]           runs: [3 4 5 6 7 9] [8]
     pop_until 5          -> 3 4 5;  runs: [6 7 9] [8]
 
-What comes in small batches has its payloads put together, too, as its runs are merged: what is due at one time was sent
-over a long one, and a take from hundreds of batches costs a hundred times what one from a few does.
+A merge of runs from small batches also merges their payloads: rows of one due time were sent over a long time, and a
+take from hundreds of batches costs a hundred times as much as one from a few.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ from timerstore.rows.position import (
 Int32s = npt.NDArray[np.int32]
 
 MERGED_ROWS_MAX = 1 << 16
-"""Larger runs are left alone: a merge happens under the store's lock, and must not hold up delivery for more than some
-10 ms."""
+"""Larger runs are not merged: a merge holds the store's lock, and may hold up delivery for about 10 ms only."""
 GATHERED_CHUNKS: Final = 8
-"""A run with payloads from so many chunks or more gets a chunk of its own, if it has not more rows and bytes than
-these; each row is copied once or twice."""
+"""A run with payloads from this number of chunks or more, and up to these rows and bytes, gets a chunk of its own; each
+row is copied once or twice."""
 GATHERED_ROWS_MAX: Final = 1 << 13
 GATHERED_BYTES_MAX: Final = 4 << 20
 
@@ -113,7 +112,7 @@ class SortedRuns:
         self._chunks = chunks
         self._runs: list[RowRefs] = []
         self.bytes = 0
-        """Of the rows, with their payloads."""
+        """The size of the rows, with their payloads."""
 
     def __len__(self) -> int:
         return sum(len(run) for run in self._runs)
@@ -133,7 +132,7 @@ class SortedRuns:
         return iter(self._runs)
 
     def first_at_ms(self) -> int | None:
-        """Effective time of the first row, or None when there is none."""
+        """Effective time of the first row, or None without rows."""
         return min((int(run.at[0]) for run in self._runs), default=None)
 
     def first(self) -> Position:
@@ -141,7 +140,7 @@ class SortedRuns:
         return min(Position(int(run.at[0]), int(run.offset[0])) for run in self._runs)
 
     def count_until(self, bound: Position) -> int:
-        """How many rows are at or below `bound`."""
+        """The number of rows at or below `bound`."""
         return sum(search(run.at, run.offset, bound) for run in self._runs)
 
     def pop_until(self, bound: Position, limit: int | None = None) -> RowRefs:
@@ -159,13 +158,12 @@ class SortedRuns:
         return popped
 
     def split_until(self, bound: Position) -> list[RowRefs]:
-        """Remove and return the rows at or below `bound` as the runs that they are: each is in the order of
-        position."""
+        """Remove and return the rows at or below `bound` in runs, each in the order of position."""
         heads, self._runs = self._split(bound)
         return self._left(heads)
 
     def split_after(self, bound: Position) -> list[RowRefs]:
-        """Remove and return the rows above `bound` as the runs that they are: each is in the order of position."""
+        """Remove and return the rows above `bound` in runs, each in the order of position."""
         self._runs, tails = self._split(bound)
         return self._left(tails)
 
@@ -176,11 +174,10 @@ class SortedRuns:
         return heads, tails
 
     def _first(self, cuts: list[int], limit: int) -> list[int]:
-        """How many rows of each run are among the first `limit` of the first `cuts` rows of the runs; there are more
-        than that.
+        """The number of rows of each run among the first `limit` of the first `cuts` rows of the runs, which are more.
 
-        Only about as many rows as are wanted get sorted: runs are much alike, so a fair share of each reaches nearly to
-        the same position.
+        Only about `limit` rows are sorted: runs are much alike, so a fair share of each reaches nearly to the same
+        position.
         """
         share = -(-limit // len(cuts))
         reach = max((run[share - 1 : share].last() for run, cut in zip(self._runs, cuts, strict=True) if cut >= share))
@@ -192,10 +189,10 @@ class SortedRuns:
         return [search(run.at, run.offset, last) for run in self._runs]
 
     def largest_within(self, bound: Position, budget_bytes: int) -> Position | None:
-        """The last row at or below `bound` up to which the rows fit into a budget, or None when all of them do; ORIGIN
-        when none does.
+        """The last row at or below `bound` up to which the rows fit into a budget; None if all rows fit, ORIGIN if none
+        does.
 
-        Nothing is sorted: the answer is searched for by halving, in each run's cumulative bytes.
+        Nothing is sorted: the search halves each run's cumulative bytes.
         """
         runs = [run[: search(run.at, run.offset, bound)] for run in self._runs]
         runs = [run for run in runs if len(run)]

@@ -1,4 +1,4 @@
-"""timerstore.budget: what a flood in one store takes of the others' memory."""
+"""timerstore.budget: the memory that a flood in one store takes of the others."""
 
 from __future__ import annotations
 
