@@ -38,6 +38,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import timerstore.cancels.cancels
 import timerstore.cancels.tombstones
 import timerstore.log.segment
+import timerstore.memory.sorted_runs
 import timerstore.operations.find
 import timerstore.operations.timer_wheel
 from bridge.stores.loan import Loan
@@ -178,6 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.patches.enter_context(mock.patch.object(timerstore.cancels.tombstones, "MERGE_STEP_ROWS", 2))
         self.patches.enter_context(mock.patch.object(timerstore.operations.timer_wheel, "NEAR_MS", HORIZON_MS // 4))
         self.patches.enter_context(mock.patch.object(timerstore.operations.find, "SCANNED_ROWS_MAX", 6))
+        self.patches.enter_context(mock.patch.object(timerstore.memory.sorted_runs, "SMALL_RUNS", 2))
         self.export: tuple[Export, list[PendingRow]] | None = None
         self.now_ms = 1_000
         # The rows of each record, by offset.

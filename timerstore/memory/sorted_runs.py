@@ -3,7 +3,8 @@
 The ready rows (rows at or below the loaded frontier) and the memtable (rows beyond it, not yet in a segment) are each
 one `SortedRuns`: a short list of sorted vectors of row references. An inserted batch becomes a run; runs of like size
 are merged, so that a row is merged a logarithmic number of times and there are never many runs to look at (the
-log-structured merge of Patrick O'Neil et al., 1996, in memory). A pop of due rows moves the head of each run.
+log-structured merge of Patrick O'Neil et al., 1996, in memory). Runs of few rows wait until they are eight. A pop of
+due rows moves the head of each run. If no run waited:
 
     insert [3 5 9]       runs: [3 5 9]
     insert [4 6 7]       runs: [3 4 5 6 7 9]          (equal sizes are merged)
@@ -41,6 +42,9 @@ Int32s = npt.NDArray[np.int32]
 
 MERGED_ROWS_MAX = 1 << 16
 """Larger runs are not merged: a merge holds the store's lock, and may hold up delivery for about 10 ms only."""
+SMALL_ROWS: Final = 64
+SMALL_RUNS: Final = 8
+"""Runs of fewer rows wait until this number of them are merged together."""
 GATHERED_CHUNKS: Final = 8
 """A run with payloads from this number of chunks or more, and up to these rows and bytes, gets a chunk of its own; each
 row is copied once or twice."""
@@ -123,9 +127,13 @@ class SortedRuns:
             return
         self._runs.append(rows)
         self.bytes += self._chunks.bytes_of(rows.chunk)
-        while len(self._runs) > 1 and self._mergeable(self._runs[-2], self._runs[-1]):
-            newest = self._runs.pop()
-            self._runs[-1] = self._put_together(concat([self._runs[-1], newest]).sorted())
+        count, size = 1, len(rows)
+        for run in reversed(self._runs[:-1]):
+            if len(run) >= 2 * size or len(run) + size > MERGED_ROWS_MAX:
+                break
+            count, size = count + 1, size + len(run)
+        if count >= SMALL_RUNS or (count > 1 and len(rows) >= SMALL_ROWS):
+            self._runs[-count:] = [self._put_together(concat(self._runs[-count:]).sorted())]
 
     def __iter__(self) -> Iterator[RowRefs]:
         """The runs, each in the order of position."""
@@ -246,7 +254,3 @@ class SortedRuns:
         run = gathered(self._chunks, run)
         self.bytes += self._chunks.bytes_of(run.chunk) - before
         return run
-
-    @staticmethod
-    def _mergeable(older: RowRefs, newer: RowRefs) -> bool:
-        return len(older) < 2 * len(newer) and len(older) + len(newer) <= MERGED_ROWS_MAX
