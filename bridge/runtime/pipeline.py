@@ -461,20 +461,18 @@ class Pipeline:
         )  # fmt: skip
 
     def _make_ingest(self, store: Stores) -> Ingest:
-        context, settings, all_epochs = self._context, self._context.settings, self._epochs
+        context, settings, all_epochs, clock = self._context, self._context.settings, self._epochs, self._context.clock
 
         def make_query(session: SparkSession, receiver: FrameReceiver) -> Query:
             prefix = f"{settings.group_id}-spark"
             session = intact(session, context.make_session)
             return Query(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
-        suspects = self._suspects = make_suspects(settings, all_epochs, connector.jars, context.clock)
+        suspects = self._suspects = make_suspects(settings, all_epochs, connector.jars, clock)
         return Ingest(
             session=context.spark,
             make_query=make_query,
-            make_reader=lambda: PlainReader(
-                librdkafka(settings, "reader"), settings.group_id, all_epochs, context.clock
-            ),
+            make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs, clock),
             store=store,
             log_starts=lambda names: {
                 name: mark.start for name, mark in context.cluster.watermarks(sorted(names)).items()
@@ -482,7 +480,7 @@ class Pipeline:
             all_epochs=all_epochs,
             executor_host=settings.spark.executor_host,
             suspects=suspects,
-            clock=context.clock,
+            clock=clock,
             metrics=context.metrics,
             on_corrupt=context.on_rebuild,
             on_fatal=context.on_fatal,

@@ -200,7 +200,7 @@ def test_nothing_is_handed_out_before_ingest_has_caught_up(tmp_path: Path) -> No
     rig.directory = tmp_path / "2"
     store = rig.open()
     assert not store.is_caught_up()
-    with pytest.raises(Misuse, match="dispatched"):
+    with pytest.raises(Misuse, match="before ingest has reached"):
         store.begin()
     rig.ingest()
     store.begin()
