@@ -225,7 +225,7 @@ def test_a_query_that_is_behind_does_not_serve_yet(made: Callable[..., Bench], i
     wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
 
 
-@pytest.mark.fault("a log that was cut below what the plain reader had read")
+@pytest.mark.fault("a log that was cut below the position of the plain reader")
 def test_a_query_does_not_wait_for_records_that_its_log_has_lost(made: Callable[..., Bench]) -> None:
     """The query serves once it has come as far as the plain reader in the mended log."""
     bench = made()
