@@ -1,15 +1,15 @@
 """Budgets: memory that the stores of one process share, with a guaranteed part for each.
 
-Half of a budget is guaranteed, in equal parts; the other half is common, for whoever needs it:
+Half of a budget is guaranteed, in equal parts; the other half is common:
 
-    guaranteed g = total / 2 / stores       allowed = g + the rest of the common half that the others leave
+    guaranteed g = total / 2 / stores       allowed = g + the part of the common half that other stores leave
 
     total 120, 3 stores (g 20)      used        over g      allowed
     a flood in a                    70, 10, 0   50, 0, 0    a: 80, b: 30, c: 30
     the same, and b has more        60, 40, 0   40, 20, 0   a: 60, b: 40, c: 20
 
-So a flood in one takes no more than the common half, and no other has less than its part. One store alone has all.
-The use may exceed the allowance by the batch in progress, or after new stores have come.
+So a flood in one store takes the common half at most, and every other store keeps its part. A single store has the
+whole budget. The use may exceed the allowance by the batch in progress, or after new stores have come.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from timerstore.limits import Limits
 
 
 class Budget:
-    """One kind of memory. Any thread; the use is read without locks."""
+    """A budget of one kind of memory. Any thread may use it; it reads the use without the stores' locks."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -29,23 +29,23 @@ class Budget:
 
     @property
     def guaranteed(self) -> int:
-        """The least that a store may have now."""
+        """The guaranteed part of each store."""
         return (self._total - self._total // 2) // max(1, len(self._used))
 
     def join(self, store: object, used: Callable[[], int]) -> None:
-        """A store shares in it; `used` says how much it has."""
+        """Add a store; `used` returns its present use, and is called from any thread."""
         self._used[store] = used
 
     def leave(self, store: object) -> None:
-        """A store is closed."""
+        """Remove a closed store."""
         self._used.pop(store, None)
 
     def has_room(self, store: object) -> bool:
-        """Whether a store may have more than it has."""
+        """Whether a store uses less than it may."""
         return not self.is_used(store)
 
     def is_used(self, store: object, part: float = 1.0) -> bool:
-        """Whether a store has as much as it may have, or a part of that."""
+        """Whether a store uses its allowance, or a `part` of it."""
         used = self._used.get(store)
         if used is None:
             return False
@@ -53,7 +53,7 @@ class Budget:
         return now >= part * self.guaranteed and now >= part * self.allowed(store)
 
     def allowed(self, store: object) -> int:
-        """How much a store may have now."""
+        """The present allowance of a store."""
         used, guaranteed, common = self._used.copy(), self.guaranteed, self._total // 2
         if len(used) > 1:
             common -= sum(max(0, of() - guaranteed) for each, of in used.items() if each is not store)
@@ -61,8 +61,8 @@ class Budget:
 
 
 class Budgets:
-    """Those of one process, in bytes: ready rows, memtables, and rows and commands that are delivered in the order of
-    offset. Tombstones in memory are counted in rows."""
+    """The budgets of one process, in bytes: ready rows; memtables; overtaken rows and commands. Tombstones in memory
+    count in rows."""
 
     def __init__(self, limits: Limits) -> None:
         self.ready = Budget(limits.ready_rows_bytes)
@@ -71,6 +71,6 @@ class Budgets:
         self.tombstones = Budget(2 * limits.tombstone_rows)
 
     def leave(self, store: object) -> None:
-        """A store is closed."""
+        """Remove a closed store from all budgets."""
         for each in (self.ready, self.memtable, self.waiting, self.tombstones):
             each.leave(store)

@@ -1,7 +1,7 @@
-"""A batch on its way into a store: rows in the order of position, and the payload of each.
+"""A batch on its way into a store: rows in order of position, and the payload of each.
 
-Small batches come hundreds of times a second. Facts about the whole hold for all parts: `part` of a batch costs a few
-microseconds.
+Small batches come hundreds of times a second. Facts about a batch hold for all its parts, so that `part` costs a few
+microseconds only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from timerstore.rows.position import Bools
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """`row` of `rows` is the index in `payload`, `row_bytes` the mean size of a row there. `is_plain`: all rows are
-    originals without ids, or rejects, so that they have nothing to do with cancels and commands."""
+    originals without ids, or rejects; cancels and commands do not concern them on arrival."""
 
     rows: RowRefs
     payload: pa.RecordBatch
@@ -28,13 +28,13 @@ class Batch:
 
     @classmethod
     def of(cls, entries: pa.Table) -> Batch:
-        """Of rows of `entry.ENTRY`, in any order."""
+        """A batch of rows of `entry.ENTRY`, in any order."""
         rows = select(entries).sorted()
         return cls.sorted(rows, payload_of(entries.take(pa.array(rows.row))))
 
     @classmethod
     def sorted(cls, rows: RowRefs, payload: pa.RecordBatch) -> Batch:
-        """Of rows with their payloads one by one."""
+        """A batch of rows in order of position; `payload` has one row for each."""
         count = len(rows)
         kind, origin = (payload.column(name).to_numpy() for name in ("kind", "origin"))
         is_plain = payload.column("id").null_count == count and bool(
@@ -49,11 +49,11 @@ class Batch:
 
     @property
     def bytes(self) -> int:
-        """Of the rows, about."""
+        """The estimated size of the rows."""
         return self.row_bytes * len(self.rows)
 
     def part(self, begin: int, end: int) -> Batch:
-        """The rows from one to another."""
+        """The rows from `begin` to `end` (exclusive)."""
         rows = self.rows[begin:end]
         index = self.rows.row[: end - begin]
         return Batch(

@@ -30,7 +30,7 @@ ID_BYTES = 52
 
 
 class Chunks:
-    """Registry of live chunks. Ids are reused once a chunk is empty."""
+    """The live chunks. The id of an empty chunk is used again."""
 
     def __init__(self) -> None:
         self._payload: dict[int, pa.RecordBatch] = {}
@@ -120,7 +120,7 @@ def materialize(
 
 
 def joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Batches of `PAYLOAD` as one."""
+    """Batches of `PAYLOAD`, concatenated."""
     if len(pieces) == 1:
         return pieces[0]
     return pa.concat_batches(pieces) if pieces else NO_PAYLOAD
@@ -148,7 +148,7 @@ def pieces_of(
 
 
 def rows_of_payload(payload: pa.RecordBatch, row: npt.NDArray[np.int32]) -> pa.RecordBatch:
-    """Rows of one batch; a contiguous stretch (the usual case: chunks are sorted) is a slice, not a copy."""
+    """Rows of one batch. Successive rows, the usual case in sorted chunks, are a slice, not a copy."""
     first, last, n = int(row[0]), int(row[-1]), len(row)
     if last - first == n - 1 and bool((row[1:] > row[:-1]).all()):
         return payload.slice(first, n)

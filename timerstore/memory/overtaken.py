@@ -36,12 +36,12 @@ class Overtaken:
         if not len(self):
             return 0
         early = np.flatnonzero(self._rows.at > now_ms)
-        # Two rows may share an offset (a cancel and the timer that takes its target's place): O passes both or none.
+        # A replace may be two rows of one offset, a cancel and the timer: O passes both or none.
         return int(np.searchsorted(self._rows.offset, self._rows.offset[early[0]])) if len(early) else len(self)
 
     def take(self, now_ms: int, limit: int) -> RowRefs:
-        """Remove and return, in the order of offset, the rows of at most `limit` offsets; one that is not due stops the
-        rest."""
+        """Remove and return due rows in order of offset, of at most `limit` offsets, up to the first one that is not
+        due."""
         if not len(self._rows) or limit <= 0:
             return EMPTY
         offset = self._rows.offset
@@ -56,7 +56,7 @@ class Overtaken:
         return int(self._rows.offset[0]) if len(self._rows) else None
 
     def first_at_ms(self) -> int | None:
-        """When delivery of these rows can go on, or None: rows that share an offset leave together."""
+        """The time (ms) at which the first rows may leave, or None; rows of one offset leave together."""
         if not len(self._rows):
             return None
         at, offset = self._rows.at, self._rows.offset

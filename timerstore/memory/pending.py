@@ -26,19 +26,19 @@ from timerstore.rows.position import Bools, Int64s
 
 SLOT_MS = 10_000
 PAGE_SLOTS = 8_640
-"""A day of slots: 35 KB a page, 126 MB if every day of ten years has an entry."""
+"""A day of slots: 35 KB a page, 126 MB with an entry on every day of ten years."""
 DAY_MS = SLOT_MS * PAGE_SLOTS
 SPAN_SLOTS = 11 * 366 * PAGE_SLOTS
 TARGETS_MAX = 1_000
 OTHER_TARGETS = "(other)"
 RECURS = "*"
-"""Behind the target of a message that comes again, in counts: the name of a topic has none."""
+"""Suffix of the target of a recurring message, in counts; names of topics cannot have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tally:
-    """Timers counted: `counts` (int64) by absolute slot (`slots`, int64, distinct), and by target, as `labels` has
-    it."""
+    """Counts of timers: `counts` (int64) by absolute slot (`slots`, int64, distinct), and `targets`, by label (see
+    `labels`)."""
 
     slots: Int64s
     counts: Int64s
@@ -75,8 +75,8 @@ TALLIED = ("kind", "target", "schedule")
 
 
 def tally_timers(at: Int64s, payload: pa.RecordBatch | pa.Table, left_out: Bools | None = None) -> Tally:
-    """Count the timers among rows of `entry.PAYLOAD`, without those of a mask; rejects and cancels are not pending
-    deliveries."""
+    """Count the timers among rows of `entry.PAYLOAD`, without the rows of the mask `left_out`. (Rejects and cancels are
+    no pending deliveries.)"""
     timers = payload.column("kind").to_numpy() == Kind.TIMER
     if left_out is not None:
         timers &= ~left_out
@@ -87,7 +87,7 @@ def tally_timers(at: Int64s, payload: pa.RecordBatch | pa.Table, left_out: Bools
 
 
 def count_labels(label: pa.Array | pa.ChunkedArray) -> dict[str, int]:
-    """How often each occurs; null, the delay topic's default, as the empty string."""
+    """The count of each label; the empty string stands for null, the delay topic's default."""
     counts: dict[str, int] = {}
     for pair in pc.value_counts(label).to_pylist():
         count_in(counts, pair["values"] or "", pair["counts"])
@@ -95,7 +95,7 @@ def count_labels(label: pa.Array | pa.ChunkedArray) -> dict[str, int]:
 
 
 def count_in(counts: dict[str, int], name: str, count: int) -> None:
-    """Add to the count of a target, or of the other targets when a thousand are known."""
+    """Add to the count of a target; for a new one beside a thousand others, to the shared count."""
     label = label_of(name, counts)
     counts[label] = counts.get(label, 0) + count
 
@@ -123,7 +123,7 @@ class PendingHistogram:
         return sum(self._page_total.values())
 
     def add_slots(self, slots: Int64s, counts: Int64s) -> None:
-        """Add `counts` (may be negative) to absolute `slots`, as a segment's histogram gives them."""
+        """Add `counts`, which may be negative, to absolute `slots`, as in a segment's histogram."""
         slots = np.clip(slots, self._first_slot, self._first_slot + SPAN_SLOTS)
         pages = slots // PAGE_SLOTS
         for page in np.unique(pages).tolist():
@@ -186,7 +186,7 @@ class _Uncounted:
             self._rows += len(at)
 
     def pop(self) -> Iterator[Tally]:
-        """All of them, counted; they are gone from here."""
+        """Remove the timers, and return their counts."""
         if self._parts:
             parts, self._parts, self._pieces, self._rows = self._parts, [], 0, 0
             at = np.concatenate([each for each, _, _ in parts])
@@ -210,18 +210,19 @@ class Pending:
 
     @property
     def histogram(self) -> PendingHistogram:
-        """Of all that is pending."""
+        """The histogram of all pending timers."""
         self._count()
         return self._histogram
 
     def add_rows(self, at: Int64s, payload: pa.RecordBatch, left_out: Bools | None = None) -> None:
-        """Timers among rows of `entry.PAYLOAD`, without those of a mask: they are counted later, many at once."""
+        """Add the timers among rows of `entry.PAYLOAD`, without the rows of the mask `left_out`. They are counted
+        later, many at once."""
         self._added.add(at, [payload], left_out)
         if self._added.is_full:
             self._count()
 
     def remove_rows(self, at: Int64s, pieces: Sequence[pa.RecordBatch]) -> None:
-        """Timers that were added before; likewise."""
+        """Remove timers that were added before; they are counted later, too."""
         self._removed.add(at, pieces, None)
         if self._removed.is_full:
             self._count()
@@ -239,7 +240,7 @@ class Pending:
         return self._is_by_target
 
     def by_target(self) -> dict[str, int]:
-        """Pending timers by target; the delay topic's default target is the empty string."""
+        """Counts of pending timers by target; the empty string stands for the delay topic's default target."""
         self._count()
         counts: dict[str, int] = {}
         for label, count in self._by_target.items():
@@ -248,17 +249,17 @@ class Pending:
         return counts
 
     def recurring(self) -> int:
-        """Pending timers that recur: one for each schedule. Of targets that are counted together none is told apart."""
+        """The number of pending recurring messages, one for each schedule, without those in the shared count."""
         self._count()
         return sum(count for label, count in self._by_target.items() if label.endswith(RECURS))
 
     def add(self, timers: Tally) -> None:
-        """Timers that are counted."""
+        """Add counted timers."""
         self._count()
         self._add(timers)
 
     def remove(self, timers: Tally) -> None:
-        """Timers that were added before, and are counted."""
+        """Remove counted timers that were added before."""
         self._count()
         self._remove(timers)
 

@@ -60,11 +60,11 @@ class Resident:
 
     @property
     def position(self) -> Position:
-        """P: every position up to here below O is finished."""
+        """P: every row at or below it, with an offset below O, is finished."""
         return self.committed.position
 
     def finished(self, rows: Positions) -> Bools:
-        """Mask of the rows that are finished under the committed state (invariant I1)."""
+        """Mask of the rows that the committed state finishes (invariant I1)."""
         return self.committed.finished(rows)
 
     def covered(self) -> int:
@@ -99,12 +99,12 @@ class Resident:
         return RowRefs(rows.at, rows.offset, chunk, np.arange(len(rows), dtype=np.int32))
 
     def is_stored(self, rows: Positions) -> Bools:
-        """Mask of the rows that a durable segment holds."""
+        """Mask of the rows that are in a durable segment."""
         mask: Bools = rows.offset < self.stored
         return mask
 
     def place(self, rows: RowRefs) -> None:
-        """Put row references, in the order of position, where they belong now."""
+        """Place row references, given in order of position, by the present P and L."""
         for part, insert in zip(self._parts(rows), self._places, strict=True):
             insert(part)
 
@@ -115,19 +115,18 @@ class Resident:
         return rows[:passed], rows[passed:near], rows[near:]
 
     def replace_all(self, rows: RowRefs) -> None:
-        """Put rows back after a transaction that did not happen, and all overtaken rows with them: P may lie before
-        them again."""
+        """Place the rows of an aborted transaction again, and all overtaken rows, since P may be before them again."""
         overtaken = self.overtaken.pop_all()
         for each in (rows, overtaken):
             self.place(each.sorted())
 
     def commit(self, committed: Progress) -> None:
-        """The committed state has moved; ready rows that P has passed are overtaken."""
+        """Set the committed state; ready rows that P has passed become overtaken rows."""
         self.committed = committed
         self.overtake(self.position)
 
     def overtake(self, position: Position) -> None:
-        """Rows up to here that have come too late for the order of position are overtaken."""
+        """Make ready rows at or below a position overtaken rows: they came too late for the order of position."""
         self.overtaken.insert(self.ready.pop_until(position))
 
     def step_back(self, now_ms: int) -> None:

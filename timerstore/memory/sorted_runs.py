@@ -54,7 +54,7 @@ GATHERED_BYTES_MAX: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRefs(Positions):
-    """References to resident rows: their positions, and where the payloads are (`chunk` and `row`, int32[n])."""
+    """References to resident rows: their positions, and the places of their payloads (`chunk` and `row`, int32[n])."""
 
     chunk: Int32s
     row: Int32s
@@ -63,7 +63,7 @@ class RowRefs(Positions):
         return RowRefs(self.at[key], self.offset[key], self.chunk[key], self.row[key])
 
     def where(self, mask: Bools) -> RowRefs:
-        """The rows of a mask; no copy where it says all or none, the usual cases."""
+        """The rows of a mask; the usual masks, of all rows or none, need no copy."""
         if mask.all():
             return self
         return self[mask] if mask.any() else EMPTY
@@ -72,7 +72,7 @@ class RowRefs(Positions):
         return Position(int(self.at[-1]), int(self.offset[-1]))
 
     def sorted(self) -> RowRefs:
-        """The same rows in the order of position."""
+        """The same rows in order of position."""
         return self[order_by_position(self.at, self.offset)]
 
 
@@ -94,7 +94,7 @@ def concat(parts: Sequence[RowRefs]) -> RowRefs:
 
 
 def gathered(chunks: Chunks, rows: RowRefs) -> RowRefs:
-    """The same rows, in their order, with their payloads in a chunk of their own."""
+    """The same rows, in their order, with their payloads in a new chunk."""
     if not len(rows):
         return rows
     payload = materialize(chunks.payloads(rows.chunk), rows.chunk, rows.row)
@@ -104,13 +104,13 @@ def gathered(chunks: Chunks, rows: RowRefs) -> RowRefs:
 
 
 def select(entries: pa.Table) -> RowRefs:
-    """The positions of an entry table; `row` is the index in the table, `chunk` means nothing."""
+    """The positions of an entry table; `row` is the index in the table, `chunk` has no meaning."""
     at, offset = (entries.column(name).to_numpy().astype(np.int64, copy=False) for name in ("at", "offset"))
     return RowRefs(at, offset, np.zeros(len(at), np.int32), np.arange(len(at), dtype=np.int32))
 
 
 class SortedRuns:
-    """Row references kept in the order of position; see the module's table for how runs merge."""
+    """Row references in order of position; the module has an example of the merges."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
@@ -122,7 +122,7 @@ class SortedRuns:
         return sum(len(run) for run in self._runs)
 
     def insert(self, rows: RowRefs) -> None:
-        """Add rows that are in the order of position."""
+        """Add rows, given in order of position."""
         if not len(rows):
             return
         self._runs.append(rows)
@@ -136,7 +136,7 @@ class SortedRuns:
             self._runs[-count:] = [self._put_together(concat(self._runs[-count:]).sorted())]
 
     def __iter__(self) -> Iterator[RowRefs]:
-        """The runs, each in the order of position."""
+        """The runs, each in order of position."""
         return iter(self._runs)
 
     def first_at_ms(self) -> int | None:
@@ -152,8 +152,7 @@ class SortedRuns:
         return sum(search(run.at, run.offset, bound) for run in self._runs)
 
     def pop_until(self, bound: Position, limit: int | None = None) -> RowRefs:
-        """Remove and return the rows at or below `bound` in the order of position, at most the first `limit` of
-        them."""
+        """Remove and return the rows at or below `bound` in order of position, at most the first `limit`."""
         cuts = [search(run.at, run.offset, bound) for run in self._runs]
         if limit is not None and sum(cuts) > limit:
             cuts = self._first(cuts, limit) if limit else []
@@ -215,13 +214,13 @@ class SortedRuns:
         low, high = min(int(run.at[0]) for run in runs), max(int(run.at[-1]) for run in runs)
         at_ms = low + bisect.bisect_left(range(high - low), True, key=lambda ms: too_many(end_of(low + ms)))
         offset = bisect.bisect_left(range(OFFSET_MAX), True, key=lambda o: too_many(Position(at_ms, o)))
-        # (at_ms, offset) is the first row too many; the answer is the last row before it.
+        # (at_ms, offset) is the first row that does not fit; the result is the last row before it.
         beyond = Position(at_ms, offset).before()
         cuts = [search(run.at, run.offset, beyond) for run in runs]
         return max((run[:cut].last() for run, cut in zip(runs, cuts, strict=True) if cut), default=ORIGIN)
 
     def remove(self, gone: Callable[[RowRefs], Bools]) -> RowRefs:
-        """Remove and return the rows for which `gone` answers True (a mask of the rows it is given), in no order."""
+        """Remove and return the rows for which `gone` is true (it returns a mask of its argument), in no order."""
         removed, kept = [], []
         for run in self._runs:
             mask = gone(run)
@@ -232,11 +231,11 @@ class SortedRuns:
         return concat(self._left(removed))
 
     def all(self) -> RowRefs:
-        """Every row, in no order."""
+        """All rows, in no order."""
         return concat(self._runs)
 
     def pop_all(self) -> RowRefs:
-        """Remove and return every row, in no order."""
+        """Remove and return all rows, in no order."""
         rows, self._runs, self.bytes = self.all(), [], 0
         return rows
 
@@ -245,7 +244,7 @@ class SortedRuns:
         return runs
 
     def _put_together(self, run: RowRefs) -> RowRefs:
-        """The run, in a chunk of its own if it is a small one from many chunks."""
+        """The run, in a new chunk if it is small and from many chunks."""
         if len(run) > GATHERED_ROWS_MAX or np.count_nonzero(np.bincount(run.chunk)) < GATHERED_CHUNKS:
             return run
         before = self._chunks.bytes_of(run.chunk)
