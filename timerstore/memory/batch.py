@@ -7,24 +7,31 @@ microseconds only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from timerstore.memory.chunks import SPARSE_SHARE
 from timerstore.memory.sorted_runs import RowRefs, select
 from timerstore.rows.entry import Kind, payload_of
 from timerstore.rows.position import Bools
+
+KEPT_BYTES_MAX: Final = 1 << 17
+"""A part of a smaller batch is not copied: runs of few rows are soon put together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """`row` of `rows` is the index in `payload`, `row_bytes` the mean size of a row there. `is_plain`: all rows are
-    originals without ids, or rejects; cancels and commands do not concern them on arrival."""
+    originals without ids, or rejects; cancels and commands do not concern them on arrival. `kept_bytes` is the memory
+    that the payload keeps: a part keeps the whole."""
 
     rows: RowRefs
     payload: pa.RecordBatch
     row_bytes: int
     is_plain: bool
+    kept_bytes: int
 
     @classmethod
     def of(cls, entries: pa.Table) -> Batch:
@@ -42,7 +49,7 @@ class Batch:
         )
         index = np.arange(count, dtype=np.int32)
         size = -(-payload.nbytes // max(1, count))
-        return cls(RowRefs(rows.at, rows.offset, rows.chunk, index), payload, size, is_plain)
+        return cls(RowRefs(rows.at, rows.offset, rows.chunk, index), payload, size, is_plain, size * count)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -61,7 +68,14 @@ class Batch:
             self.payload.slice(begin, end - begin),
             self.row_bytes,
             self.is_plain,
+            self.kept_bytes,
         )
+
+    def own_payload(self) -> pa.RecordBatch:
+        """The payload, copied if it keeps much more than its rows."""
+        if self.kept_bytes <= max(KEPT_BYTES_MAX, SPARSE_SHARE * self.bytes):
+            return self.payload
+        return self.payload.take(pa.array(self.rows.row))
 
     def where(self, mask: Bools) -> Batch:
         """The rows of a mask."""
@@ -74,4 +88,5 @@ class Batch:
             self.payload.take(pa.array(index)),
             self.row_bytes,
             self.is_plain,
+            self.row_bytes * len(index),
         )
