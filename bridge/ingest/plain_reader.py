@@ -37,6 +37,7 @@ from timerstore.clock import Clock
 Offsets = Mapping[SourceName, int]
 
 RECORDS_MAX: Final = 2_000
+BYTES_MAX: Final = 1 << 20
 POLL_S: Final = 0.2
 WAKE_S: Final = 1.0
 """A shorter time-out would end the connection of a slower broker."""
@@ -45,7 +46,7 @@ GATHER_S: Final = 0.01
 WAIT_SHARE: Final = 4
 LATEST_S: Final = 0.2
 """A record waits for others for this share (1 / 4) of the time until it is due, up to LATEST_S, as in the query's
-frames (java/FrameWriter.java): a batch costs each partition of it as much as fifty records."""
+frames (java/FrameWriter.java): a batch costs as much as a hundred records for each of its partitions."""
 
 UNREADABLE: Final = (
     KafkaError._BAD_MSG,
@@ -134,7 +135,8 @@ class PlainReader:
             if records:
                 parts.append(decode_records(records, self._all_epochs))
                 leave_s = min(leave_s, self._leave_s(parts[-1]))
-            is_over = not parts or read.left or sum(map(len, parts)) >= RECORDS_MAX
+            is_full = sum(map(len, parts)) >= RECORDS_MAX or sum(each.nbytes for each in parts) >= BYTES_MAX
+            is_over = not parts or read.left or is_full
             wait_s = 0.0 if is_over else leave_s - self._clock.monotonic_s()
         if parts:
             read.entries = pa.concat_tables(parts).combine_chunks()

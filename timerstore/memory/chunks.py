@@ -7,7 +7,6 @@ indexing operation.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,12 +64,15 @@ class Chunks:
 
     def release(self, chunk: npt.NDArray[np.int32]) -> None:
         """Rows with these chunk ids have left memory; empty chunks are dropped."""
-        for each, gone in Counter(chunk.tolist()).items():
-            self._live[each] -= gone
-            if not self._live[each]:
-                del self._payload[each]
-                self.physical_bytes -= self._bytes.pop(each)
-                self._free.append(each)
+        if len(chunk) == 0:
+            return
+        gone = np.bincount(chunk)
+        ids = np.flatnonzero(gone)
+        self._live[ids] -= gone[ids]
+        for empty in ids[self._live[ids] == 0].tolist():
+            del self._payload[empty]
+            self.physical_bytes -= self._bytes.pop(empty)
+            self._free.append(empty)
 
     def sparse(self, referenced: Int64s, gain_bytes_min: int, rows_max: int) -> Bools:
         """Mask, by chunk id, of the sparse chunks to copy, about `rows_max` rows together; of none if the gain is too
