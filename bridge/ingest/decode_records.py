@@ -16,7 +16,7 @@ import xxhash
 from bridge.stores.names import NAMED_ENTRY
 from bridge.wire import headers as h
 from bridge.wire.commands import CORRELATION_LENGTH_MAX
-from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters, in_force
+from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters, parameters_at
 from bridge.wire.dialects import DIALECTS, NATIVE, NOT_CANCELLING, Dialect
 from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
@@ -41,7 +41,9 @@ _BY_ORIGIN: Final = {h.CANCEL_ORIGIN: h.ORIGINS_PATTERN, h.MOVE_ORIGIN: h.MOVED_
 
 def decode_records(records: Iterable[Record], all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> pa.Table:
     """The entries of the records, in the form of `decode`: `Finish` takes the control headers out."""
-    rows = [_entry(record, in_force(all_epochs[record.topic, record.partition], record.offset)) for record in records]
+    rows = [
+        _entry(record, parameters_at(all_epochs[record.topic, record.partition], record.offset)) for record in records
+    ]
     columns = zip(*rows, strict=True) if rows else [()] * len(NAMED_ENTRY)
     return pa.table(
         [pa.array(column, field.type) for column, field in zip(columns, NAMED_ENTRY, strict=True)], schema=NAMED_ENTRY

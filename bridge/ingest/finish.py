@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.wire import headers as h
-from bridge.wire.decode_epochs import DecodeEpochs, in_force
+from bridge.wire.decode_epochs import DecodeEpochs, parameters_at
 from bridge.wire.dialects import DIALECTS, NATIVE
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import TEXT_LENGTH_MAX, packed
@@ -85,7 +85,7 @@ class HeaderLimits:
         return _rejects(entries, rejected, RejectReason.HEADERS_TOO_LARGE) if rejected.any() else entries
 
     def _limit(self, topic: str, partition: int, offset: int) -> int | None:
-        parameters = in_force(self._all_epochs[topic, partition], offset)
+        parameters = parameters_at(self._all_epochs[topic, partition], offset)
         return parameters.header_bytes_max or None if parameters.dialect == NATIVE else None
 
 

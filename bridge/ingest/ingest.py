@@ -31,7 +31,7 @@ from bridge.ingest.finish import Finish
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.plain_reader import NOTHING, Offsets, PlainReader, by_source, new_records
 from bridge.ingest.queries import Queries
-from bridge.ingest.query import Query
+from bridge.ingest.query import SparkQuery
 from bridge.ingest.watch.guarded import guarded
 from bridge.ingest.watch.reading import Reader, ReaderEvent, Reading
 from bridge.ingest.watch.stalls import jvm_stands_still
@@ -63,7 +63,7 @@ class Ingest:
         self,
         *,
         session: Future[SparkSession],
-        make_query: Callable[[SparkSession, FrameReceiver], Query],
+        make_query: Callable[[SparkSession, FrameReceiver], SparkQuery],
         make_reader: Callable[[], PlainReader],
         store: Stores,
         log_starts: Callable[[Offsets], Offsets],

@@ -23,7 +23,7 @@ from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.plain_reader import NOTHING, Offsets, by_source
-from bridge.ingest.query import Query, too_few_slots
+from bridge.ingest.query import SparkQuery, too_few_slots
 from bridge.ingest.watch.hand_over import HandOver
 from bridge.ingest.watch.reading import Reader, ReaderEvent, Reading
 from bridge.ingest.watch.stalls import Laggards, session_missing
@@ -65,7 +65,7 @@ class Queries:
         self,
         *,
         session: Future[SparkSession],
-        make_query: Callable[[SparkSession, FrameReceiver], Query],
+        make_query: Callable[[SparkSession, FrameReceiver], SparkQuery],
         reading: Reading,
         take: Take,
         store: Stores,
@@ -190,7 +190,7 @@ class Queries:
         if self._failure is not None:
             raise self._failure
 
-    def _stream(self, run: int, query: Query, directory: Path) -> None:
+    def _stream(self, run: int, query: SparkQuery, directory: Path) -> None:
         self._hand_over = None
         self._await_slots(query)
         query.warm_up(self._store.next_offsets(run))
@@ -212,7 +212,7 @@ class Queries:
             with quiet(query.session):
                 streaming.stop()
 
-    def _await_slots(self, query: Query) -> None:
+    def _await_slots(self, query: SparkQuery) -> None:
         """Wait for slots: a cluster's executors come one after the other, and partitions may be newer than the
         session."""
         self._await(lambda: query.slots() >= len(self._store.next_offsets()), Wait.SLOTS.s)
@@ -220,7 +220,7 @@ class Queries:
         if not self._reading.stopping.is_set() and (slots := query.slots()) < partitions:
             raise too_few_slots(slots, partitions)
 
-    def _read_backlog(self, run: int, query: Query) -> None:
+    def _read_backlog(self, run: int, query: SparkQuery) -> None:
         """Read a large backlog below the committed offsets by a batch job, unless messages of other partitions are
         delivered: their new records would be late."""
         start, committed = self._trusted(run), self._store.committed()
@@ -228,7 +228,7 @@ class Queries:
         if sum(end[name] - start[name] for name in end) >= JOB_RECORDS_MIN and not self._store.in_life(*DELIVERS):
             self._read_by_job(run, query, {name: start[name] for name in end}, end)
 
-    def _read_by_job(self, run: int, query: Query, start: Offsets, end: Offsets) -> None:
+    def _read_by_job(self, run: int, query: SparkQuery, start: Offsets, end: Offsets) -> None:
         """Read by a batch job, which ends, and reads all partitions at once."""
         self._reading.advance(ReaderEvent.JOB_BEGAN)  # it is faster alone
         try:

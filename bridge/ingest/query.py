@@ -32,7 +32,7 @@ BATCH: Final = "30 minutes"
 """Duration of a batch in real-time mode: its end plans anew, which takes half a second."""
 
 
-class Query:
+class SparkQuery:
     """The plan, over `session`; `kafka_options` are the source's, `address` and `token` those of a FrameReceiver."""
 
     def __init__(

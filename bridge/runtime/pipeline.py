@@ -36,7 +36,7 @@ from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import PlainReader
-from bridge.ingest.query import Query
+from bridge.ingest.query import SparkQuery
 from bridge.ingest.watch.waits import Wait
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
@@ -463,10 +463,10 @@ class Pipeline:
     def _make_ingest(self, store: Stores) -> Ingest:
         context, settings, all_epochs, clock = self._context, self._context.settings, self._epochs, self._context.clock
 
-        def make_query(session: SparkSession, receiver: FrameReceiver) -> Query:
+        def make_query(session: SparkSession, receiver: FrameReceiver) -> SparkQuery:
             prefix = f"{settings.group_id}-spark"
             session = intact(session, context.make_session)
-            return Query(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
+            return SparkQuery(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
         suspects = self._suspects = make_suspects(settings, all_epochs, connector.jars, clock)
         return Ingest(

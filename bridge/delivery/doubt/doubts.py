@@ -32,7 +32,7 @@ from bridge.delivery.doubt.doubt_file import Doubt, DoubtFile
 from bridge.delivery.doubt.findings import Part
 from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.doubt.records import Planned, Row
-from bridge.delivery.doubt.search import Read, Search, place_of
+from bridge.delivery.doubt.search import DoubtSearch, Read, place_of
 from bridge.delivery.doubt.torn_states import TornStates
 from bridge.errors import EnvironmentFailure
 from bridge.stores.names import OFFSET_BITS, SourceName, Sources
@@ -103,7 +103,7 @@ class Doubts:
         self._told: frozenset[SourceName] = frozenset()
         """Held partitions that the log has reported."""
         self._is_loaded, self._is_kept = False, True
-        self._search: Search | None = None
+        self._search: DoubtSearch | None = None
         self._searches, self._search_s, self._look_s = 0, 0.0, 0.0
         self._is_released = False
 
@@ -233,7 +233,7 @@ class Doubts:
             if is_time:
                 self._follow_choices(sources)
             if self.held() and self._search is None and now_s >= self._search_s:
-                self._search = Search(self._read, {n: self._doubts[n] for n in self.held()}, self._letter_topics)
+                self._search = DoubtSearch(self._read, {n: self._doubts[n] for n in self.held()}, self._letter_topics)
                 self._run(self._search.run)
         is_released, self._is_released = self._is_released, False
         return is_released

@@ -16,7 +16,7 @@ Read = Callable[[Mapping[Place, int], See, Callable[[], bool]], Iterator[tuple[P
 """As `LookUp`."""
 
 
-class Search:
+class DoubtSearch:
     """See the module. Its findings are facts, independent of the partitions' present owner."""
 
     def __init__(self, read: Read, doubts: Mapping[SourceName, Doubt], letter_topics: Collection[str]) -> None:

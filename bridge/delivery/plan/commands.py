@@ -128,7 +128,7 @@ class _Writing:
     now_ms: int
 
 
-class Commands:
+class DueCommands:
     """The commands among due rows, and their content."""
 
     def __init__(self, rows: DueRows) -> None:

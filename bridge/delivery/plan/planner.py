@@ -21,7 +21,7 @@ import structlog
 from bridge.delivery.doubt.findings import Findings
 from bridge.delivery.plan import fates as passes
 from bridge.delivery.plan.backoff import RetryPolicy
-from bridge.delivery.plan.commands import CommandOutput, Commands
+from bridge.delivery.plan.commands import CommandOutput, DueCommands
 from bridge.delivery.plan.copies import copies, next_ticks
 from bridge.delivery.plan.dead_letters import dead_letters, held
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, SourceColumns, TargetRows, integers
@@ -231,7 +231,7 @@ class Planner:
             fates = fates.put(forwards.ids, Fate.FORWARD)
         cut: frozenset[int] = frozenset()
         next_ids = _next_ids(rows, fates, schedules)
-        commands = Commands(rows)
+        commands = DueCommands(rows)
         if not fates.are_plain or len(next_ids) or len(commands.ids) or forwards.unknown:
             self._assure(rows, own, fates.ids(Fate.ROLL, Fate.RETRY), now_ms)
             fates = passes.rolls(rows, fates, own())
@@ -282,7 +282,7 @@ class Planner:
 
     def _commanded(
         self,
-        commands: Commands,
+        commands: DueCommands,
         rows: DueRows,
         forwards: Forwards,
         own: Callable[[], OwnTopics],

@@ -12,7 +12,7 @@ import pytest
 
 from bridge.delivery.doubt.findings import Findings
 from bridge.delivery.plan.backoff import RetryPolicy
-from bridge.delivery.plan.commands import Commands
+from bridge.delivery.plan.commands import DueCommands
 from bridge.delivery.plan.due_rows import DueRows, SourceColumns
 from bridge.delivery.plan.fates import Unplannable
 from bridge.delivery.plan.planner import NOTHING, Plan, Planner
@@ -237,7 +237,7 @@ def test_moves_that_a_later_one_makes_moot() -> None:
         headers = [(h.MOVE_ORIGIN, names.encode())]
         move = timer("delay", 0, 20 + n, due, None, kind=int(Kind.MOVE), headers=headers)
         rows.append((AT_MIN, 0, 20 + n, {**move, "origin": origin}))
-    commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+    commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
     assert commands.passed() == {20: 23, 26: 27}
 
 
@@ -250,7 +250,7 @@ def test_a_move_that_was_written_once_more_is_older_than_what_was_written_meanwh
             headers = [(h.MOVE_ORIGIN, b"delay/0/7"), (h.COPY_FORWARDED, forwarded)]
             move = timer("delay", 0, 20 + n, NOW, None, kind=int(Kind.MOVE), headers=headers)
             rows.append((AT_MIN, 0, 20 + n, {**move, "origin": 7}))
-        commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+        commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
         assert commands.passed() == expected
 
 
@@ -262,7 +262,7 @@ def test_what_a_client_sends_to_every_partition_was_written_once() -> None:
         rows.append(
             (AT_MIN, 0, 20 + n, timer("delay", 0, 20 + n, NOW, None, kind=int(Kind.MOVE), id="a", headers=headers))
         )
-    commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+    commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
     assert commands.sent() == {21: 3, 22: OFFSET_MAX}
 
 
@@ -282,7 +282,7 @@ def test_moves_by_id_that_a_later_one_makes_moot() -> None:
         move = timer("delay", 0, 20 + n, due, target, kind=int(Kind.MOVE), id=id, headers=headers)
         rows.append((AT_MIN, 0, 20 + n, move))
     rows.append((AT_MIN, 0, 40, timer("delay", 0, 40, NOW, None, kind=int(Kind.RECALL), id="a")))
-    commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+    commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
     assert commands.passed() == {20: 25, 21: 27, 22: 25, 24: 28, 26: 25, 29: 30}
     assert commands.passed({25, 30}) == {20: 22, 21: 27, 24: 28, 26: 22}
 
