@@ -33,7 +33,7 @@ from timerstore.operations.find import (
     FoundPage,
     LogQuery,
 )
-from timerstore.operations.ingest import Ingest
+from timerstore.operations.ingest import StoreIngest
 from timerstore.operations.maintenance import Maintenance
 from timerstore.operations.recovery import Found
 from timerstore.operations.state import StoreState
@@ -52,7 +52,7 @@ class TimerStore:
         self.limits, self.reports = state.limits, state.reports
         self.wheel = TimerWheel(state)
         self.maintenance = Maintenance(state)
-        self._ingest = Ingest(state)
+        self._ingest = StoreIngest(state)
         self._find = Find(state)
         self.append, self.take_in = self._ingest.append, self._ingest.take_in
         self.has_room = self._ingest.has_room

@@ -24,7 +24,7 @@ import pyarrow as pa
 from bridge.stores.names import OFFSET_BITS, offsets_of, sources_of
 from timerstore.cancels.commands import Decided
 from timerstore.memory.chunks import joined
-from timerstore.operations.transaction import Due, Taken, Transaction
+from timerstore.operations.transaction import DueCounts, Taken, Transaction
 from timerstore.rows.entry import NO_PAYLOAD
 from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position, Progress, end_of
 from timerstore.store import TimerStore
@@ -108,7 +108,9 @@ class Loan:
                 parts.append((source, taken))
         return parts
 
-    def _bounds(self, due: Mapping[int, Due], until: Position, max_rows: int) -> dict[int, tuple[int, Position, int]]:
+    def _bounds(
+        self, due: Mapping[int, DueCounts], until: Position, max_rows: int
+    ) -> dict[int, tuple[int, Position, int]]:
         """For each partition the limit of overtaken rows, the last position of on-time rows, and their limit."""
         on_time = sum(each.on_time for each in due.values())
         left = max(max_rows - on_time, (max_rows + 1) // 2)
@@ -130,7 +132,7 @@ class Loan:
             bounds[source] = shares[source], bound, whole[source] + within
         return bounds
 
-    def _last_ms(self, due: Mapping[int, Due], until_ms: int, room: int) -> int:
+    def _last_ms(self, due: Mapping[int, DueCounts], until_ms: int, room: int) -> int:
         """The first millisecond up to which the due rows exceed `room`; `until_ms` if none does."""
         low = min(
             (each.store.next_due_ms() or until_ms for each in map(self._lenders.__getitem__, due)), default=until_ms

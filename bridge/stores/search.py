@@ -130,7 +130,7 @@ def count(stores: Stores, query: Query, now_ms: int, scanned_rows_max: int) -> C
     return Count(rows=sum(part.rows for part in parts), is_exact=all(part.is_exact for part in parts))
 
 
-class Export:
+class StoresExport:
     """An iterator over batches of `SCHEMA`: one store after the other, each in its state at the beginning. For one
     thread at a time. `close` it, or read it to its end. `next` raises Corrupt, DiskFailure."""
 

@@ -37,12 +37,12 @@ from bridge.stores import search
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.loan import Lender, Loan
 from bridge.stores.names import NamedPosition, SourceName, Sources
-from bridge.stores.search import Export, Originals, Page, Query
+from bridge.stores.search import Originals, Page, Query, StoresExport
 from bridge.stores.upkeep import Upkeep
 from timerstore.budget import Budgets
 from timerstore.errors import Closed, Misuse
 from timerstore.limits import Limits
-from timerstore.memory.batch import Batch
+from timerstore.memory.batch import RowBatch
 from timerstore.memory.sorted_runs import select
 from timerstore.operations.find import ORIGINALS_MAX, ROWS_MAX, SCANNED_ROWS_MAX, Count
 from timerstore.operations.recovery import Found
@@ -321,7 +321,7 @@ class Stores:
         if entry.life is Life.HELD and not entry.store.has_room():
             raise _HeldWithoutRoom
 
-    def _parts(self, entries: pa.Table) -> dict[int, Batch]:
+    def _parts(self, entries: pa.Table) -> dict[int, RowBatch]:
         """The parts of a batch, by partition (number)."""
         if not len(entries):
             return {}
@@ -330,7 +330,7 @@ class Stores:
         payload, order = payload_of(entries), np.lexsort((rows.offset, rows.at, source))
         if (order[1:] < order[:-1]).any():
             payload, rows, source = payload.take(pa.array(order)), rows[order], source[order]
-        whole = Batch.sorted(rows, payload)
+        whole = RowBatch.sorted(rows, payload)
         begins = [0, *(np.flatnonzero(source[1:] != source[:-1]) + 1).tolist()]
         ends = [*begins[1:], len(source)]
         return {int(source[begin]): whole.part(begin, end) for begin, end in zip(begins, ends, strict=True)}
@@ -437,9 +437,9 @@ class Stores:
         DiskFailure."""
         return search.count(self._by_name, query, now_ms, scanned_rows_max)
 
-    def export(self, query: Query, now_ms: int, *, bulky: bool) -> Export:
+    def export(self, query: Query, now_ms: int, *, bulky: bool) -> StoresExport:
         """All matching pending messages, as Arrow batches of `search.SCHEMA`. Raises Corrupt, DiskFailure."""
-        return Export(self._by_name, query, now_ms, bulky=bulky)
+        return StoresExport(self._by_name, query, now_ms, bulky=bulky)
 
     def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
         """The number of messages that come up before each of `edges_ms` (epoch ms); exact at whole ten seconds."""
@@ -496,4 +496,4 @@ class _HeldWithoutRoom(Exception):
     """Ends a wait for room in a held partition, which may be without deliveries for long."""
 
 
-_NOTHING: Final = Batch.of(ENTRY.empty_table())
+_NOTHING: Final = RowBatch.of(ENTRY.empty_table())

@@ -13,7 +13,7 @@ from timerstore.store import TimerStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class StoreWindow:
     """A window to read, and its store."""
 
     store: TimerStore
@@ -32,16 +32,16 @@ class Upkeep:
         self._compacted: TimerStore | None = None
         """The store with the current compaction, or the last one to be asked for one."""
 
-    def next_window(self, now_ms: int) -> Reading | None:
+    def next_window(self, now_ms: int) -> StoreWindow | None:
         """The next window to read, of the store whose frontier is furthest behind."""
         behind = [each for each in self._stores() if each.wheel.is_behind(now_ms)]
         for store in sorted(behind, key=lambda each: each.state.resident.frontier):
             window = store.wheel.next_window(now_ms)
             if window is not None:
-                return Reading(store=store, window=window)
+                return StoreWindow(store=store, window=window)
         return None
 
-    def admit(self, reading: Reading, entries: pa.Table) -> bool:
+    def admit(self, reading: StoreWindow, entries: pa.Table) -> bool:
         """See `TimerWheel.admit`."""
         return reading.store.wheel.admit(reading.window, entries)
 
@@ -67,7 +67,7 @@ class Upkeep:
         """Remove segments with finished rows only. Returns their number."""
         return sum(store.maintenance.reclaim(now_ms) for store in self._stores())
 
-    def next_compaction(self, now_ms: int) -> Reading | None:
+    def next_compaction(self, now_ms: int) -> StoreWindow | None:
         """The next window of a compaction; a compaction ends before another store's begins."""
         stores = list(self._stores())
         if self._compacted in stores:
@@ -77,10 +77,10 @@ class Upkeep:
             self._compacted = store
             window = store.maintenance.compaction_window(now_ms)
             if window is not None:
-                return Reading(store=store, window=window)
+                return StoreWindow(store=store, window=window)
         return None
 
-    def compact(self, reading: Reading, entries: pa.Table) -> None:
+    def compact(self, reading: StoreWindow, entries: pa.Table) -> None:
         """See `Maintenance.compact`."""
         reading.store.maintenance.compact(reading.window, entries)
 

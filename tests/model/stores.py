@@ -17,11 +17,11 @@ from bridge.stores.directory import StoreDirectory
 from bridge.stores.loan import Loan, Rows
 from bridge.stores.names import NAMED_ENTRY, SourceName
 from bridge.stores.search import SCHEMA as SCHEMA
-from bridge.stores.search import Export as Export
 from bridge.stores.search import PendingRow as PendingRow
 from bridge.stores.search import Query as Query
+from bridge.stores.search import StoresExport as StoresExport
 from bridge.stores.stores import Life, Opening, Prepared, Stores
-from bridge.stores.upkeep import Reading
+from bridge.stores.upkeep import StoreWindow
 from tests.unit.timerstore.entries import Record, entries
 from timerstore.budget import Budgets
 from timerstore.limits import Limits
@@ -162,7 +162,7 @@ class Loading:
     """A window that is being read, and of what."""
 
     view: View
-    reading: Reading
+    reading: StoreWindow
 
     @property
     def window(self) -> Window:
@@ -219,7 +219,7 @@ class ModelStores(Stores):
     def compact(self, loading: Loading, entries: pa.Table) -> None:
         self.upkeep.compact(loading.reading, entries)
 
-    def _loading(self, reading: Reading | None) -> Loading | None:
+    def _loading(self, reading: StoreWindow | None) -> Loading | None:
         if reading is None:
             return None
         return Loading(view=next(v for v in self.views() if v.store is reading.store), reading=reading)

@@ -45,12 +45,12 @@ from bridge.stores.loan import Loan
 from bridge.stores.names import NamedPosition, SourceName
 from tests.model.stores import (
     SCHEMA,
-    Export,
     Loading,
     ModelStores,
     PendingRow,
     Query,
     State,
+    StoresExport,
     View,
     batch,
     open_stores,
@@ -180,7 +180,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.patches.enter_context(mock.patch.object(timerstore.operations.timer_wheel, "NEAR_MS", HORIZON_MS // 4))
         self.patches.enter_context(mock.patch.object(timerstore.operations.find, "SCANNED_ROWS_MAX", 6))
         self.patches.enter_context(mock.patch.object(timerstore.memory.sorted_runs, "SMALL_RUNS", 2))
-        self.export: tuple[Export, list[PendingRow]] | None = None
+        self.export: tuple[StoresExport, list[PendingRow]] | None = None
         self.now_ms = 1_000
         # The rows of each record, by offset.
         self.log: dict[SourceName, list[list[Record]]] = {name: [] for name in PARTITIONS}

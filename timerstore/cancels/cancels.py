@@ -35,11 +35,11 @@ from timerstore.cancels.digests import (
     are_commands,
     are_of,
     digest,
-    find,
+    index_of,
     keys_of,
 )
 from timerstore.cancels.id_index import SegmentIds, Timers, Unstored, concat_timers, no_timers, timers_of
-from timerstore.cancels.tombstones import Lookup, Run, Tombstones, merged
+from timerstore.cancels.tombstones import Lookup, Run, Tombstones, merged_runs
 from timerstore.memory.pending import Tally, labels, tally_coded
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import RowRefs
@@ -181,7 +181,7 @@ class Cancels:
         timers = parts[0].timers
         return Judged(
             covered=covered,
-            tombstones=merged([part.tombstones for part in parts]),
+            tombstones=merged_runs([part.tombstones for part in parts]),
             timers=timers[~np.isin(timers.offset, fresh.offset[covered[fresh.row]])],
             hits=hits[once],
         )
@@ -223,7 +223,7 @@ class Cancels:
         return Judged(
             covered=covered,
             # Each is kept at least until the latest time of the timers that it covers.
-            tombstones=merged([new, *raised]),
+            tombstones=merged_runs([new, *raised]),
             timers=timers[timers.keys.order()],
             hits=hits,
         )
@@ -252,9 +252,9 @@ class Cancels:
         covered[index[rows[is_covered]]] = True
         raised = _run(keys[is_covered], by[is_covered], np.maximum(until_ms, fresh.at[rows])[is_covered])
         hits = pending_of(new.keys.lo.astype(np.int64))
-        at = find(new.keys, hits.keys)
+        at = index_of(new.keys, hits.keys)
         reached = _run(hits.keys, new.offset[at], hits.at)
-        return Judged(covered=covered, tombstones=merged([new, raised, reached]), timers=no_timers(), hits=hits)
+        return Judged(covered=covered, tombstones=merged_runs([new, raised, reached]), timers=no_timers(), hits=hits)
 
     def _judge_commands(
         self, known: Known, batch: _Batch, pending_of: PendingOf, uncopyable_of: UncopyableOf
@@ -296,14 +296,14 @@ class Cancels:
             found += [new, _run(keys[is_covered], until[is_covered], latest_ms)]
             if len(new):
                 reached = pending_of(new.keys.lo.astype(np.int64))
-                which = find(new.keys, keys_of(what, reached.origin))
+                which = index_of(new.keys, keys_of(what, reached.origin))
                 below = reached.offset < new.offset[which]
                 reached, which = reached[below], which[below]
                 hits.append(reached)
                 found.append(_run(new.keys[which], new.offset[which], reached.at))
         both = concat_timers(hits)
         _, once = np.unique(both.offset, return_index=True)
-        return Judged(covered=covered, tombstones=merged(found), timers=no_timers(), hits=both[once])
+        return Judged(covered=covered, tombstones=merged_runs(found), timers=no_timers(), hits=both[once])
 
     def add_decided(self, is_move: Bools, origin: Int64s, offset: Int64s, until_ms: Int64s, now_ms: int) -> None:
         """Add tombstones of finished commands at `offset`, moves or recalls, for the originals `origin`; `until_ms` are
@@ -443,7 +443,7 @@ def named_by(payload: pa.RecordBatch, index: npt.NDArray[Any], origin: Int64s) -
 
 
 def _run(keys: Digests, offset: Int64s, expire_ms: Int64s) -> Run:
-    return merged([Run(keys=keys, offset=offset, expire_ms=expire_ms)])
+    return merged_runs([Run(keys=keys, offset=offset, expire_ms=expire_ms)])
 
 
 def _is_gone(resident: Resident, timers: Timers) -> Bools:

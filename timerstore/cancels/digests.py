@@ -115,7 +115,7 @@ def are_commands(keys: Digests) -> Bools:
     return are_of(MOVE, keys) | are_of(RECALL, keys)
 
 
-def find(keys: Digests, wanted: Digests) -> Int64s:
+def index_of(keys: Digests, wanted: Digests) -> Int64s:
     """The index of each wanted key among sorted, distinct `keys`; -1: absent."""
     result = np.full(len(wanted), -1, dtype=np.int64)
     at = np.searchsorted(keys.hi, wanted.hi)

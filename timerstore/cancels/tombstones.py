@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from timerstore.cancels.digests import ORIGIN, Digests, are_commands, are_of, concat_digests, find
+from timerstore.cancels.digests import ORIGIN, Digests, are_commands, are_of, concat_digests, index_of
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.checkpoint import NamedFile
@@ -169,7 +169,7 @@ class Tombstones:
         runs = [*self._memory, run]
         while len(runs) > 1 and len(runs[-2]) < 2 * len(runs[-1]):
             newest = runs.pop()
-            runs[-1] = merged([runs[-1], newest])
+            runs[-1] = merged_runs([runs[-1], newest])
         self._memory = tuple(runs)
         self._highest = self._highest.raised(run)
 
@@ -194,7 +194,7 @@ class Tombstones:
         self._files = kept if file is None else (*kept, file)
 
 
-def merged(runs: Sequence[Run]) -> Run:
+def merged_runs(runs: Sequence[Run]) -> Run:
     """One run of all runs, with the largest offset and the latest expiry of each key."""
     keys = concat_digests([run.keys for run in runs])
     order = keys.order()
@@ -232,7 +232,7 @@ class TombstoneMerge:
         parts += [_Part(file.file["hi"], file.run) for file in self.absorbed]
         while begun := [part for part in parts if part.done < len(part.hi)]:
             until = min(part.hi[min(part.done + MERGE_STEP_ROWS, len(part.hi)) - 1] for part in begun)
-            piece = merged([part.until(until) for part in begun])
+            piece = merged_runs([part.until(until) for part in begun])
             is_above = piece.offset >= self.above
             if is_above.any():
                 piece = replace(piece, offset=np.where(is_above, self.bound, piece.offset))
@@ -289,7 +289,7 @@ def read(path: Path, expected: NamedFile) -> TombstoneFile:
 
 
 def _look_up(keys: Digests, offset: Int64s, expire_ms: Int64s, wanted: Digests) -> tuple[Int64s, Int64s]:
-    at = find(keys, wanted)
+    at = index_of(keys, wanted)
     there = at >= 0
     first = np.where(there, at, 0)
     return np.where(there, offset[first], -1), np.where(there, expire_ms[first], -1)

@@ -97,7 +97,7 @@ def write(
 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
-    with Writer(directory, number, identity) as writer:
+    with SegmentWriter(directory, number, identity) as writer:
         for start in range(0, len(rows), ROW_GROUP_ROWS):
             part = rows[start : start + ROW_GROUP_ROWS]
             writer.add(part, materialize(payloads, part.chunk, part.row))
@@ -144,7 +144,7 @@ def open_file(segment: Segment) -> pa.NativeFile:
         return pa.OSFile(str(segment.path))
 
 
-class Reader:
+class SegmentReader:
     """A context that reads a segment row group by row group. Its methods raise as `read_rows`."""
 
     def __init__(self, segment: Segment, file: pa.NativeFile | None = None) -> None:
@@ -177,7 +177,7 @@ class Reader:
             yield pa.Table.from_batches([part])
 
 
-class Writer:
+class SegmentWriter:
     """Writes a segment row group by row group, in the order of position. Memory holds the footer's content, and no
     rows. The file is temporary until `close`; the end of the context abandons an unclosed one.
 

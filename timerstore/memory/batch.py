@@ -22,7 +22,7 @@ KEPT_BYTES_MAX: Final = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class RowBatch:
     """`row` of `rows` is the index in `payload`, `row_bytes` the mean size of a row there. `is_plain`: all rows are
     originals without ids, or rejects; cancels and commands do not concern them on arrival. `kept_bytes` is the memory
     that the payload keeps: a part keeps the whole."""
@@ -34,13 +34,13 @@ class Batch:
     kept_bytes: int
 
     @classmethod
-    def of(cls, entries: pa.Table) -> Batch:
+    def of(cls, entries: pa.Table) -> RowBatch:
         """A batch of rows of `entry.ENTRY`, in any order."""
         rows = select(entries).sorted()
         return cls.sorted(rows, payload_of(entries.take(pa.array(rows.row))))
 
     @classmethod
-    def sorted(cls, rows: RowRefs, payload: pa.RecordBatch) -> Batch:
+    def sorted(cls, rows: RowRefs, payload: pa.RecordBatch) -> RowBatch:
         """A batch of rows in order of position; `payload` has one row for each."""
         count = len(rows)
         kind, origin = (payload.column(name).to_numpy() for name in ("kind", "origin"))
@@ -59,11 +59,11 @@ class Batch:
         """The estimated size of the rows."""
         return self.row_bytes * len(self.rows)
 
-    def part(self, begin: int, end: int) -> Batch:
+    def part(self, begin: int, end: int) -> RowBatch:
         """The rows from `begin` to `end` (exclusive)."""
         rows = self.rows[begin:end]
         index = self.rows.row[: end - begin]
-        return Batch(
+        return RowBatch(
             RowRefs(rows.at, rows.offset, rows.chunk, index),
             self.payload.slice(begin, end - begin),
             self.row_bytes,
@@ -77,13 +77,13 @@ class Batch:
             return self.payload
         return self.payload.take(pa.array(self.rows.row))
 
-    def where(self, mask: Bools) -> Batch:
+    def where(self, mask: Bools) -> RowBatch:
         """The rows of a mask."""
         if mask.all():
             return self
         index = np.flatnonzero(mask)
         rows = self.rows[index]
-        return Batch(
+        return RowBatch(
             RowRefs(rows.at, rows.offset, rows.chunk, self.rows.row[: len(index)]),
             self.payload.take(pa.array(index)),
             self.row_bytes,

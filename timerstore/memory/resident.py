@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from timerstore.memory.batch import Batch
+from timerstore.memory.batch import RowBatch
 from timerstore.memory.chunks import Chunks
 from timerstore.memory.overtaken import Overtaken
 from timerstore.memory.sorted_runs import (
@@ -77,7 +77,7 @@ class Resident:
         first = self.overtaken.first_offset()
         return self.end if first is None else first
 
-    def take_in(self, batch: Batch) -> None:
+    def take_in(self, batch: RowBatch) -> None:
         """Take in the new rows of a batch.
 
         A chunk for each part (overtaken, ready, memtable) keeps rows together that leave together; a part that is

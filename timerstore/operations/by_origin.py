@@ -15,7 +15,7 @@ from timerstore.cancels.cancels import PendingOf
 from timerstore.cancels.digests import ORIGIN, keys_of
 from timerstore.cancels.effects import TooLarge
 from timerstore.cancels.id_index import Timers, concat_timers, no_timers, timers_of
-from timerstore.log.segment import Reader, Segment
+from timerstore.log.segment import Segment, SegmentReader
 from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import Tally, labels
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat, select
@@ -105,7 +105,7 @@ def _in_segment(segment: Segment, origins: Int64s, columns: Sequence[str]) -> It
     groups = np.unique(segment.groups_of(segment.origins.rows_of(origins))).tolist()
     segment.origins.drop_pages()
     if groups:
-        with Reader(segment) as reader:
+        with SegmentReader(segment) as reader:
             for group in groups:
                 table = reader.read(group, [*POSITION, *columns])
                 yield _where(select(table), table, _named(table, origins))

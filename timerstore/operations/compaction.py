@@ -75,7 +75,7 @@ class Compaction:
         self._log = TimerLog()
         for each in segments:
             self._log.add(each)
-        self._writer = segment.Writer(state.directory, number, state.identity)
+        self._writer = segment.SegmentWriter(state.directory, number, state.identity)
         self._end = max(each.last for each in segments)
         # A segment's rows are below O, so its rows at or below P are finished, and need no read.
         self._lower = state.resident.position

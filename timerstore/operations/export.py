@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timerstore.log.segment import ROW_GROUP_ROWS, Reader, Segment, open_file
+from timerstore.log.segment import ROW_GROUP_ROWS, Segment, SegmentReader, open_file
 from timerstore.memory.chunks import materialize
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.find import BULKY, POSITION_COLUMNS, STATES, Hits, LogQuery, Search
@@ -94,7 +94,7 @@ class Export:
             yield from self._in_memory()
             while self._plan:
                 segment, file, groups = self._plan.pop()
-                with Reader(segment, file) as reader:
+                with SegmentReader(segment, file) as reader:
                     for group in groups:
                         yield from self._in_group(segment, reader, group)
 
@@ -111,7 +111,7 @@ class Export:
             if len(refs):
                 yield self._batch(Hits(refs, hits.state[piece]), materialize(chunks, refs.chunk, refs.row))
 
-    def _in_group(self, segment: Segment, reader: Reader, group: int) -> Iterator[pa.RecordBatch]:
+    def _in_group(self, segment: Segment, reader: SegmentReader, group: int) -> Iterator[pa.RecordBatch]:
         if not self._search.has_any(reader, group):
             yield EMPTY
             return

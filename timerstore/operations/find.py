@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from timerstore.cancels.digests import digest
 from timerstore.errors import Misuse
-from timerstore.log.segment import Reader, Segment
+from timerstore.log.segment import Segment, SegmentReader
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat, select
 from timerstore.operations.state import StoreState
 from timerstore.operations.view import View, looked
@@ -243,7 +243,7 @@ class Search:
         self._state, self.view, self._query = state, view, query
         self._now_ms, self._after = now_ms, after
         self._files = ExitStack()
-        self._readers: dict[Segment, Reader] = {}
+        self._readers: dict[Segment, SegmentReader] = {}
         self._groups: list[tuple[Segment, int]] = []
         """Row groups with matching rows."""
         self._origin: Int64s = np.array([] if query.origin_offset is None else [query.origin_offset], dtype=np.int64)
@@ -379,7 +379,7 @@ class Search:
             mask &= named
         return mask
 
-    def has_any(self, reader: Reader, group: int) -> bool:
+    def has_any(self, reader: SegmentReader, group: int) -> bool:
         """Whether a row group may have matching rows. Keys and targets have no index: a read of their columns alone
         rules out most row groups."""
         return not self._asked or pc.any(self._has_asked(reader.read(group, self._asked))).as_py() is True
@@ -401,9 +401,9 @@ class Search:
         fits = ~self.view.is_resident(refs) & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
         return self._judged(refs[fits], table.select(self._columns).filter(pa.array(fits)))
 
-    def _reader(self, segment: Segment) -> Reader:
+    def _reader(self, segment: Segment) -> SegmentReader:
         if segment not in self._readers:
-            self._readers[segment] = self._files.enter_context(Reader(segment))
+            self._readers[segment] = self._files.enter_context(SegmentReader(segment))
         return self._readers[segment]
 
     # ---- both

@@ -15,7 +15,7 @@ from timerstore.cancels.commands import Effect
 from timerstore.cancels.effects import NoRoom, effects_of
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Closed, Misuse
-from timerstore.memory.batch import Batch
+from timerstore.memory.batch import RowBatch
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.by_origin import pending_of, rows_of, uncopyable_of
 from timerstore.operations.state import StoreState
@@ -25,7 +25,7 @@ from timerstore.rows.position import AT_MAX, Bools, Int64s
 UNBOUNDED: Final = sys.maxsize
 
 
-class Ingest:
+class StoreIngest:
     """See the module. It takes in one batch at a time."""
 
     def __init__(self, state: StoreState) -> None:
@@ -47,9 +47,9 @@ class Ingest:
         failed change.
         """
         self.wait_for_room(beat)
-        return self.take_in(Batch.of(entries), end, now_ms, beat)
+        return self.take_in(RowBatch.of(entries), end, now_ms, beat)
 
-    def take_in(self, batch: Batch, end: int, now_ms: int, beat: Callable[[], None] = lambda: None) -> int:
+    def take_in(self, batch: RowBatch, end: int, now_ms: int, beat: Callable[[], None] = lambda: None) -> int:
         """As `append`, without its first wait for room (`wait_for_room`)."""
         taken = 0
         with self._one_at_a_time:
@@ -62,7 +62,7 @@ class Ingest:
                     batch = batch.where(~is_below)
                     self.wait_for_room(beat)
 
-    def _take_in(self, batch: Batch, end: int, now_ms: int, room_bytes: int | None) -> int:
+    def _take_in(self, batch: RowBatch, end: int, now_ms: int, room_bytes: int | None) -> int:
         state, resident = self._state, self._state.resident
         if not len(batch):
             return self._advance(end)
@@ -87,8 +87,8 @@ class Ingest:
 
     def _place(
         self,
-        batch: Batch,
-        new: Batch,
+        batch: RowBatch,
+        new: RowBatch,
         end: int,
         judged: Judged | None = None,
         covered: Bools | None = None,
@@ -116,7 +116,7 @@ class Ingest:
                 state.wake()
 
     def _judge(
-        self, batch: Batch, unfinished: Bools, now_ms: int, room_bytes: int | None
+        self, batch: RowBatch, unfinished: Bools, now_ms: int, room_bytes: int | None
     ) -> tuple[Judged | None, list[Effect]]:
         """The judgement of a batch's new rows by cancels, and the effects of the commands among them."""
         state, fresh, payload = self._state, batch.rows, batch.payload

@@ -272,7 +272,7 @@ def _kept(opened: list[Segment], found: Found, bound: int, written: Callable[[],
             kept.append(each)
         elif each.begin < bound:
             number += 1
-            with segment.Writer(found.directory, number, found.identity) as writer:
+            with segment.SegmentWriter(found.directory, number, found.identity) as writer:
                 for group in range(len(each.group_rows)):
                     table = segment.read_rows(each, [group])
                     rows = select(table)
@@ -306,7 +306,7 @@ def _count_pending(opened: Segment, state: StoreState) -> Iterable[Tally]:
 
 def _count_unfinished(opened: Segment, committed: Progress) -> Iterator[Tally]:
     """Counts of a segment's unfinished rows, with cancelled ones, for each row group. Raises Corrupt, DiskFailure."""
-    with segment.Reader(opened) as reader:
+    with segment.SegmentReader(opened) as reader:
         for group in range(len(opened.group_rows)):
             table = reader.read(group, ["offset", "at", "target", "schedule"])
             rows = select(table)

@@ -37,7 +37,7 @@ FLUSH_PART: Final = 2 / 3
 
 
 @dataclass(slots=True)
-class Loan:
+class RowsOnLoan:
     """The rows that the open transaction has taken; until its end the store has them only here. `position` is P after
     its commit. `acted` are the offsets of rows on which its commands act. `cancelled` counts timers, on loan or acted
     on, whose cancel was read meanwhile. `copies_read` are the origins of copies that were read meanwhile. They may be
@@ -108,7 +108,7 @@ class StoreState:
         self.commands = Commands()
         self.share(Budgets(limits))
         self.timerlog = TimerLog()
-        self.loan: Loan | None = None
+        self.loan: RowsOnLoan | None = None
         self.checkpoint = Checkpoint(identity=identity)
         self.checkpoint_ms: int | None = None
         self.cut = 0

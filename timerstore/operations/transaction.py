@@ -41,7 +41,7 @@ from timerstore.errors import Inconsistent, Misuse
 from timerstore.memory.chunks import joined, pieces_of
 from timerstore.memory.pending import TALLIED, tally_timers
 from timerstore.memory.sorted_runs import EMPTY, concat
-from timerstore.operations.state import Change, Loan, StoreState
+from timerstore.operations.state import Change, RowsOnLoan, StoreState
 from timerstore.rows.entry import PAYLOAD
 from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position, Positions, Progress, end_of
 
@@ -88,7 +88,7 @@ class Taken:
         return len(self.at)
 
 
-class Due(NamedTuple):
+class DueCounts(NamedTuple):
     """The numbers of due rows, overtaken and on time, with cancelled rows."""
 
     overtaken: int
@@ -109,7 +109,7 @@ class Transaction:
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
-        self._loan = state.loan = Loan(state.resident.position)
+        self._loan = state.loan = RowsOnLoan(state.resident.position)
         self._changing = Change(state, self._must_be_open)
         self._offset = state.resident.committed.offset
         self._delivered: list[Taken] = []
@@ -140,13 +140,13 @@ class Transaction:
         self._settled: list[tuple[bool, Int64s]] = []
         """The same of decided commands by origin that the bridge wrote."""
 
-    def due(self, until: Position) -> Due:
+    def due(self, until: Position) -> DueCounts:
         """The number of rows that a `take` up to a position would have, without limits."""
         with self._changing:
             resident = self._state.resident
             resident.overtake(self._loan.position)  # rows that have come since the last take
             on_time = resident.ready.count_until(min(until, resident.frontier))
-            return Due(resident.overtaken.count_due(until.at_ms), on_time)
+            return DueCounts(resident.overtaken.count_due(until.at_ms), on_time)
 
     def take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> Taken:
         """At most `overtaken_max` overtaken rows that are due at `until_ms`, and at most `on_time_max` rows up to

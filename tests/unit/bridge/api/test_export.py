@@ -205,7 +205,7 @@ def test_a_stream_that_breaks_off_is_an_error_and_no_file(
     def damaged(*_: object) -> Iterator[pa.Table]:
         raise Corrupt("checksum", path="x")
 
-    monkeypatch.setattr(segment.Reader, "parts", damaged)
+    monkeypatch.setattr(segment.SegmentReader, "parts", damaged)
     (tmp_path / "a.parquet").write_text("before")
     found = delay_bridge(served, "export", "--to", str(tmp_path / "a.parquet"))
     assert found.exit_code == 3 and "DB-1020 the export has broken off after 20 messages" in found.output

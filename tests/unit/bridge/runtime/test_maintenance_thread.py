@@ -99,7 +99,7 @@ def test_what_is_asked_for_is_done_between_two_pieces_of_work(bench: Bench) -> N
     assert not bench.maintenance.pass_step(0)
     bench.maintenance.start()
     assert bench.maintenance.pass_step(10) and bench.maintenance.flush_now(10, [BILLS]) and bench.segments == 0
-    with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
+    with mock.patch.object(timerstore.log.segment.SegmentWriter, "_note", no_room):
         assert bench.maintenance.flush_now(10)
         assert bench.is_full() and bench.segments == 0
     assert bench.maintenance.flush_now(10)
@@ -112,7 +112,7 @@ def test_what_is_delivered_is_reclaimed_while_no_segment_fits(bench: Bench) -> N
     then goes on by itself."""
     bench.flush(*range(NEAR_MS, NEAR_MS + 100))
     bench.take_in(FAR_MS)
-    with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
+    with mock.patch.object(timerstore.log.segment.SegmentWriter, "_note", no_room):
         bench.steps(70)
         assert bench.is_full()
         bench.clock.advance(NEAR_MS + 100 - bench.clock.now_ms())
@@ -158,7 +158,7 @@ def test_a_compaction_gives_its_room_back_to_a_flush(bench: Bench, monkeypatch: 
     bench.rig.stores.compact(loading, gather(loading.window))
     assert list(bench.rig.directory.glob("*/*/*.tmp"))
     bench.take_in(FAR_MS)
-    with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
+    with mock.patch.object(timerstore.log.segment.SegmentWriter, "_note", no_room):
         while not bench.is_full():
             bench.clock.advance(60_000)
             bench.maintenance._flush_due()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timerstore.cancels.digests import MOVE, ORIGIN, RECALL, Digests, are_of, concat_digests, digest, find, find_all
+from timerstore.cancels.digests import MOVE, ORIGIN, RECALL, Digests, are_of, concat_digests, digest, find_all, index_of
 from timerstore.cancels.digests import keys_of as originals
 
 
@@ -62,7 +62,7 @@ def test_keys_that_share_64_bits_are_told_apart() -> None:
     """By the other 64."""
     keys = keys_of((1, 5), (2, 1), (2, 4), (2, 9), (7, 0))
     wanted = keys_of((2, 9), (2, 5), (0, 0), (7, 0), (9, 9), (2, 1))
-    assert find(keys, wanted).tolist() == [3, -1, -1, 4, -1, 1]
+    assert index_of(keys, wanted).tolist() == [3, -1, -1, 4, -1, 1]
     unsorted = keys_of((2, 9), (1, 5), (2, 1), (7, 0), (2, 4))
     assert text_of(unsorted[unsorted.order()]) == text_of(keys)
 

@@ -15,7 +15,7 @@ from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import IDENTITY
 from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt
-from timerstore.log.segment import Segment, Writer, read, read_rows, write
+from timerstore.log.segment import Segment, SegmentWriter, read, read_rows, write
 from timerstore.log.timerlog import TimerLog, Window, read_window
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import ENTRY, payload_of
@@ -278,7 +278,7 @@ def test_a_writer_that_was_left_open_does_not_write_into_the_next_one_s_file(tmp
         np.zeros(4, dtype=np.int32),
         np.arange(4, dtype=np.int32),
     )
-    left_open = Writer(tmp_path, 1, IDENTITY)
+    left_open = SegmentWriter(tmp_path, 1, IDENTITY)
     left_open.add(rows.sorted(), payload_of(table))
     segment = written(tmp_path, RECORDS)
     assert left_open._parquet is not None

@@ -212,7 +212,7 @@ def test_what_is_left_of_nothing_is_no_segment(rig: Rig) -> None:
 
 
 STEPS = {
-    "half a segment": (timerstore.log.segment.Writer, "_footer"),
+    "half a segment": (timerstore.log.segment.SegmentWriter, "_footer"),
     "a segment without its name": (os, "replace"),
     "a segment without a checkpoint": (checkpoint, "write"),
     "both, and the old ones": (timerstore.log.segment, "remove"),
@@ -248,8 +248,8 @@ def test_a_full_disk_gives_the_compaction_up(rig: Rig, monkeypatch: pytest.Monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     where = {
-        "rows": (timerstore.log.segment.Writer, "_note"),
-        "footer": (timerstore.log.segment.Writer, "_footer"),
+        "rows": (timerstore.log.segment.SegmentWriter, "_note"),
+        "footer": (timerstore.log.segment.SegmentWriter, "_footer"),
         "checkpoint": (checkpoint, "_write_text"),
     }
     with monkeypatch.context() as patch:

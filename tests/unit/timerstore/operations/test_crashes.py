@@ -64,7 +64,7 @@ def rig(tmp_path: Path) -> Rig:
 
 STEPS = {
     "1: nothing is written": (timerstore.log.segment, "write"),
-    "2: half a segment": (timerstore.log.segment.Writer, "_footer"),
+    "2: half a segment": (timerstore.log.segment.SegmentWriter, "_footer"),
     "2: a segment without its name": (os, "replace"),
     "2: a segment, its directory not synced": (timerstore.log.segment, "read"),
     "2: a segment without a checkpoint": (checkpoint, "write"),
@@ -123,7 +123,7 @@ def test_death_between_the_commit_and_its_acknowledgement(rig: Rig) -> None:
 @pytest.mark.parametrize("part", ["segment", "checkpoint"])
 def test_a_full_disk_during_a_flush_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """Delivery goes on, the flush is tried again, and the failed one leaves no file behind."""
-    module: Any = timerstore.log.segment.Writer if part == "segment" else checkpoint
+    module: Any = timerstore.log.segment.SegmentWriter if part == "segment" else checkpoint
     writer = "_footer" if part == "segment" else "_write_text"
     names = sorted(path.name for path in rig.directory.iterdir())
     stats = rig.store.stats()

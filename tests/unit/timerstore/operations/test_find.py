@@ -16,7 +16,7 @@ from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 from timerstore.disk import files
 from timerstore.errors import Misuse
 from timerstore.limits import Limits
-from timerstore.log.segment import Reader
+from timerstore.log.segment import SegmentReader
 from timerstore.operations.find import ORIGINALS_MAX, Count, LogQuery, PendingState
 from timerstore.rows.position import ORIGIN
 
@@ -68,13 +68,13 @@ def test_an_origin_is_found_in_the_row_groups_that_hold_it(
     store = rig.open()
     assert store.reports == ()
     read: list[int] = []
-    real = Reader.read
+    real = SegmentReader.read
 
-    def counted(reader: Reader, group: int, columns: Sequence[str]) -> pa.Table:
+    def counted(reader: SegmentReader, group: int, columns: Sequence[str]) -> pa.Table:
         read.append(group)
         return real(reader, group, columns)
 
-    monkeypatch.setattr(Reader, "read", counted)
+    monkeypatch.setattr(SegmentReader, "read", counted)
     found = store.find(LogQuery(origin_offset=20), NOW_MS).rows
     assert [(row.offset, row.rolls) for row in found] == [(63, 1), (20, 0)]
     assert len(set(read)) == 2

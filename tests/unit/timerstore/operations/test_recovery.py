@@ -360,7 +360,7 @@ def test_what_kafka_has_is_read_again_and_what_it_has_not_is_kept(three: Rig, pa
 STEPS = {
     "1: the damaged file is renamed": (checkpoint, "write", 0),
     "2: the checkpoint does without it": (files, "writing", 1),
-    "3: half a segment anew": (timerstore.log.segment.Writer, "_footer", 0),
+    "3: half a segment anew": (timerstore.log.segment.SegmentWriter, "_footer", 0),
     "3: a segment anew": (checkpoint, "write", 1),
     "4: the checkpoint names it": (recovery, "_clear", 0),
     "5: one of the old ones is aside": (files, "set_aside", 2),
@@ -428,7 +428,7 @@ def test_progress_goes_on_while_segments_are_written_anew(three: Rig) -> None:
     rig.store.close()
     (rig.directory / segments(rig)[2]).unlink()
     told: list[tuple[int, int]] = []
-    with mock.patch.object(timerstore.log.segment.Writer, "close", side_effect=lambda: told.append((0, 0))):
+    with mock.patch.object(timerstore.log.segment.SegmentWriter, "close", side_effect=lambda: told.append((0, 0))):
         store = type(rig.store).open(
             recovery.find(rig.directory, rig.identity, NOW_MS), rig.committed, now_ms=NOW_MS,
             log_start=rig.log_start, progress=lambda done, total: told.append((done, total)),
