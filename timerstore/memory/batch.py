@@ -6,7 +6,7 @@ microseconds only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -71,11 +71,11 @@ class RowBatch:
             self.kept_bytes,
         )
 
-    def own_payload(self) -> pa.RecordBatch:
-        """The payload, copied if it keeps much more than its rows."""
+    def owned(self) -> Batch:
+        """The same, with a copy of a payload that keeps much more than its rows."""
         if self.kept_bytes <= max(KEPT_BYTES_MAX, SPARSE_SHARE * self.bytes):
-            return self.payload
-        return self.payload.take(pa.array(self.rows.row))
+            return self
+        return replace(self, payload=self.payload.take(pa.array(self.rows.row)), kept_bytes=self.bytes)
 
     def where(self, mask: Bools) -> RowBatch:
         """The rows of a mask."""

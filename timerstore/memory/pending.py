@@ -181,7 +181,7 @@ class _Uncounted:
 
     def add(self, at: Int64s, pieces: Sequence[pa.RecordBatch], left_out: Bools | None) -> None:
         if len(at):
-            self._parts.append((at, pieces, left_out))
+            self._parts.append((at, [each.select(TALLIED) for each in pieces], left_out))
             self._pieces += len(pieces)
             self._rows += len(at)
 
@@ -190,7 +190,7 @@ class _Uncounted:
         if self._parts:
             parts, self._parts, self._pieces, self._rows = self._parts, [], 0, 0
             at = np.concatenate([each for each, _, _ in parts])
-            columns = [each.select(TALLIED) for _, pieces, _ in parts for each in pieces]
+            columns = [each for _, pieces, _ in parts for each in pieces]
             payload = pa.Table.from_batches(columns).combine_chunks()
             none = [np.zeros(len(each), np.bool_) if mask is None else mask for each, _, mask in parts]
             yield tally_timers(at, payload, np.concatenate(none))

@@ -83,10 +83,9 @@ class Resident:
         A chunk for each part (overtaken, ready, memtable) keeps rows together that leave together; a part that is
         placed elsewhere later is no mistake.
         """
-        whole = batch.own_payload()
         for part, insert in zip(self._parts(batch.rows), self._places, strict=True):
             if len(part):
-                payload = whole.slice(int(part.row[0]), len(part)) if len(part) < len(batch) else whole
+                payload = batch.payload.slice(int(part.row[0]), len(part)) if len(part) < len(batch) else batch.payload
                 insert(self._in_chunk(part, payload, batch.row_bytes))
 
     def add(self, rows: RowRefs, payload: pa.RecordBatch) -> None:

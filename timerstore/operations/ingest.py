@@ -96,7 +96,7 @@ class StoreIngest:
     ) -> None:
         """Place the unfinished rows of a batch (`new`), and apply its cancels and commands. `covered` rows are not
         counted."""
-        state, resident = self._state, self._state.resident
+        state, resident, new = self._state, self._state.resident, new.owned()
         with state.changing():
             nearest_ms = resident.ready.first_at_ms()
             resident.end = end
