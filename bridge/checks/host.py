@@ -18,7 +18,7 @@ from bridge.errors import StateError
 from bridge.settings.clients import QUIET, java, java_program, system_properties
 from bridge.settings.secrets import Redactor
 from bridge.telemetry.listening import host_and_port
-from timerstore.disk.checkpoint import read as read_checkpoint
+from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk.files import ASIDE_SUFFIX, CHECKPOINT, FULL
 from timerstore.errors import Corrupt, DiskFailure
 
@@ -72,7 +72,7 @@ def check_directory_identity(context: Context) -> Iterator[Finding]:
         found = [
             (path.parts[-3], checkpoint.identity)
             for path in sorted(directory.glob(f"*/*/{CHECKPOINT}"))
-            if (checkpoint := read_checkpoint(path.parent)) is not None
+            if (checkpoint := checkpoints.read(path.parent)) is not None
         ]
     except Corrupt as error:
         yield warned(name, str(error), "none needed: `run` rebuilds it from Kafka")
