@@ -71,7 +71,7 @@ class RowBatch:
             self.kept_bytes,
         )
 
-    def owned(self) -> Batch:
+    def owned(self) -> RowBatch:
         """The same, with a copy of a payload that keeps much more than its rows."""
         if self.kept_bytes <= max(KEPT_BYTES_MAX, SPARSE_SHARE * self.bytes):
             return self
