@@ -17,8 +17,9 @@ from timerstore.memory.sorted_runs import RowRefs, select
 from timerstore.rows.entry import Kind, payload_of
 from timerstore.rows.position import Bools
 
-KEPT_BYTES_MAX: Final = 1 << 17
-"""A part of a smaller batch is not copied: runs of few rows are soon put together."""
+KEPT_BYTES_MAX: Final = 1 << 19
+"""A part of a smaller batch is not copied: runs of few rows are soon put together, and a copy for each partition would
+double the cost of a batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,7 @@
 The ready rows (rows at or below the loaded frontier) and the memtable (rows beyond it, not yet in a segment) are each
 one `SortedRuns`: a short list of sorted vectors of row references. An inserted batch becomes a run; runs of like size
 are merged, so that a row is merged a logarithmic number of times and there are never many runs to look at (the
-log-structured merge of Patrick O'Neil et al., 1996, in memory). Runs of few rows wait until they are sixteen. A pop of
+log-structured merge of Patrick O'Neil et al., 1996, in memory). Runs of few rows wait until they are eight. A pop of
 due rows moves the head of each run. If no run waited:
 
     insert [3 5 9]       runs: [3 5 9]
@@ -43,9 +43,9 @@ Int32s = npt.NDArray[np.int32]
 MERGED_ROWS_MAX = 1 << 16
 """Larger runs are not merged: a merge holds the store's lock, and may hold up delivery for about 10 ms only."""
 SMALL_ROWS: Final = 64
-SMALL_RUNS: Final = 16
+SMALL_RUNS: Final = 8
 """Runs of fewer rows wait until this number of them are merged together."""
-GATHERED_CHUNKS: Final = 16
+GATHERED_CHUNKS: Final = 8
 """A run with payloads from this number of chunks or more, and up to these rows and bytes, gets a chunk of its own; each
 row is copied once or twice."""
 GATHERED_ROWS_MAX: Final = 1 << 13
