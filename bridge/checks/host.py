@@ -69,7 +69,7 @@ def check_directory_identity(context: Context) -> Iterator[Finding]:
     """The index in the directory belongs to this cluster and to its present topics."""
     name, directory = "directory identity", context.settings.store.directory
     try:
-        found = [
+        identities = [
             (path.parts[-3], checkpoint.identity)
             for path in sorted(directory.glob(f"*/*/{CHECKPOINT}"))
             if (checkpoint := checkpoints.read(path.parent)) is not None
@@ -80,17 +80,17 @@ def check_directory_identity(context: Context) -> Iterator[Finding]:
     except DiskFailure as error:
         yield failed(name, error.message, error.hint)
         return
-    if not found:
+    if not identities:
         yield ok(name, "empty: it will be filled from Kafka")
         return
     cluster_id = context.cluster.describe().cluster_id
-    for other in sorted({identity.cluster_id for _, identity in found} - {cluster_id}):
+    for other in sorted({identity.cluster_id for _, identity in identities} - {cluster_id}):
         detail = f"{directory} belongs to cluster {other}, this is {cluster_id}"
         yield failed(name, detail, _WRONG_DIRECTORY, error=StateError)
         return
     ids = context.cluster.topic_ids(context.settings.delay_topics)
     for topic in sorted(
-        {topic for topic, old in found if topic in ids and not old.log_id.startswith(f"{ids[topic]}/")}
+        {topic for topic, old in identities if topic in ids and not old.log_id.startswith(f"{ids[topic]}/")}
     ):
         detail = f"topic {topic} was deleted and created again after {directory} was written"
         yield failed(name, detail, _WRONG_DIRECTORY, error=StateError)

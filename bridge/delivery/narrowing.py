@@ -213,10 +213,10 @@ class Narrowing:
         put_off: Refusal | None = None
         learned = False
         for (topic, partition), mine in _by_place(failed).items():
-            failure = next((each for _, each in mine if each.fault is not Fault.BYSTANDER), mine[0][1])
+            failure = next((record for _, record in mine if record.fault is not Fault.BYSTANDER), mine[0][1])
             if failure.fault is Fault.RECORD:
                 learned = True
-                refused = [key for key, each in mine if each.fault is Fault.RECORD]
+                refused = [key for key, record in mine if record.fault is Fault.RECORD]
                 named = set(refused) if was_alone else _named(mine)
                 for key in named:
                     self._reject(key, topic, failure)

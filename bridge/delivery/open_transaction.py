@@ -111,8 +111,8 @@ class OpenTransaction:
     def written(self, topics: Collection[str], sources: Sources) -> set[SourceName]:
         """The partitions with records for these topics."""
         keys = self._keys()
-        found = [sources_of(keys[each.ids + each.first]).tolist() for each in self.sent if each.topic in topics]
-        return {sources.name(source) for source in set().union(*found)}
+        numbers = [sources_of(keys[each.ids + each.first]).tolist() for each in self.sent if each.topic in topics]
+        return {sources.name(source) for source in set().union(*numbers)}
 
     def look_ahead(
         self, states: States, sources: Sources, said: Said, notes: LogNotes, again: Collection[SourceName] = ()

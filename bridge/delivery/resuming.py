@@ -124,7 +124,7 @@ class Resuming:
         began_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         query = Query(target=name, due_until_ms=now_ms + 1, at_from_ms=now_ms + 1, ts_until_ms=ended_ms + LATE_MS + 1)
         page = store.find_originals(query, now_ms, after=search.after, limit=min(self._rate, ORIGINALS_MAX))
-        named = list(_named({source: found for source, found in page.found.items() if source in self._owned}))
+        named = list(_named({source: originals for source, originals in page.found.items() if source in self._owned}))
         futures = self._bring(named) if named else []
         if futures is None:
             self._passes.clear()
@@ -142,6 +142,6 @@ class Resuming:
 
 def _named(found: Mapping[SourceName, tuple[Int64s, Int64s]]) -> Iterable[tuple[SourceName, tuple[int, ...]]]:
     for source, (origins, _) in found.items():
-        each = list(dict.fromkeys(origins.tolist()))
-        for begin in range(0, len(each), MOVED_MAX):
-            yield source, tuple(each[begin : begin + MOVED_MAX])
+        distinct = list(dict.fromkeys(origins.tolist()))
+        for begin in range(0, len(distinct), MOVED_MAX):
+            yield source, tuple(distinct[begin : begin + MOVED_MAX])

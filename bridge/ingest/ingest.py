@@ -274,9 +274,9 @@ class Ingest:
     def _ask(self, run: int, reader: PlainReader, at: Offsets) -> set[SourceName]:
         """Take in the ends of those partitions without further records; returns the others."""
         until_s = self._clock.monotonic_s() + Wait.ENDS_OF_QUIET.s
-        known, filled = reader.ask(at, self._beat, lambda: self._clock.monotonic_s() >= until_s)
-        if known:
-            self._take(run, NOTHING, known, self._beat)
+        ends, filled = reader.ask(at, self._beat, lambda: self._clock.monotonic_s() >= until_s)
+        if ends:
+            self._take(run, NOTHING, ends, self._beat)
         return filled
 
     def _await(self, condition: Callable[[], bool], at_most_s: float, beat: Beat) -> None:

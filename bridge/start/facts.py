@@ -168,13 +168,13 @@ def _partitions(topics: Mapping[str, Topic]) -> list[SourceName]:
 
 
 def _with_log(topics: Mapping[str, Topic], marks: Mapping[SourceName, Watermarks]) -> dict[str, TopicFacts]:
-    found = {}
+    facts = {}
     for name, topic in topics.items():
         mine = [marks.get((name, partition), SILENT) for partition in range(topic.partitions)]
-        found[name] = TopicFacts(
+        facts[name] = TopicFacts(
             topic_id=topic.topic_id,
-            log_start=tuple(each.start for each in mine),
-            log_end=tuple(each.end for each in mine),
-            log_epoch=tuple(each.epoch for each in mine),
+            log_start=tuple(log.start for log in mine),
+            log_end=tuple(log.end for log in mine),
+            log_epoch=tuple(log.epoch for log in mine),
         )
-    return found
+    return facts

@@ -62,10 +62,10 @@ def find_index(
 
 def find_indexes(directory: StoreDirectory, names: Iterable[SourceName], now_ms: int) -> Indexes:
     """The indexes of partitions. Raises EnvironmentFailure, StateError."""
-    found = {}
+    indexes = {}
     for name in sorted(names):
         try:
-            found[name] = directory.find(name, now_ms)
+            indexes[name] = directory.find(name, now_ms)
         except WrongIdentity as error:
             topic, partition = name
             raise StateError(
@@ -73,10 +73,10 @@ def find_indexes(directory: StoreDirectory, names: Iterable[SourceName], now_ms:
             ) from error
         except DiskFailure as error:
             raise EnvironmentFailure(error.message, hint=error.hint, code=error.code) from error
-    for (topic, partition), index in found.items():
+    for (topic, partition), index in indexes.items():
         for report in index.reports:
             log.error("checkpoint-corrupt", topic=topic, partition=partition, report=report)
-    return found
+    return indexes
 
 
 def spare(

@@ -213,8 +213,8 @@ class RetentionGuard:
             self._follow_limit(topic, limits[topic])
         starts = {name: mark.start for name, mark in marks.items()}
         places = store.trimmed(starts)
-        self._in_memory = [name for name, found in places.items() if found.is_unstored]
-        self.must_flush = any(found.can_flush for found in places.values())
+        self._in_memory = [name for name, place in places.items() if place.is_unstored]
+        self.must_flush = any(place.can_flush for place in places.values())
         self.gone = self._gone(store, starts, places)
         trimmed = sorted({*places, *(name for name, bound in self.gone.items() if bound)})
         for topic, _ in trimmed:
@@ -271,9 +271,9 @@ class RetentionGuard:
     def _follow_limit(self, topic: str, limits: TopicLimits) -> None:
         """Report a raised limit of the topic: the decoder refuses records that are too large for a copy. (A lowered
         limit is left to the next start: changes back and forth would fill the committed metadata.)"""
-        wanted, known = roll_bytes_max(self._settings, limits), self._roll_bytes.get(topic)
-        if known is not None and wanted > known:
-            log.info("roll-size-raised", topic=topic, bytes=wanted, before=known)
+        wanted, before = roll_bytes_max(self._settings, limits), self._roll_bytes.get(topic)
+        if before is not None and wanted > before:
+            log.info("roll-size-raised", topic=topic, bytes=wanted, before=before)
             self._on_raised()
 
     def _tell_change(self, topic: str, limits: TopicLimits, window: Windows) -> None:

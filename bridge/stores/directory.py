@@ -125,8 +125,8 @@ class StoreDirectory:
         return left
 
     def _partitions(self) -> Iterator[Path]:
-        found = (path for path in self.path.glob("*/*") if path.name.isdecimal() and path.is_dir())
-        return (path for path in found if path.name == str(int(path.name)))
+        directories = (path for path in self.path.glob("*/*") if path.name.isdecimal() and path.is_dir())
+        return (path for path in directories if path.name == str(int(path.name)))
 
     def has_index_of_earlier_version(self) -> bool:
         """Whether the directory has the index of an earlier version, one for all partitions."""

@@ -78,8 +78,8 @@ class Sources:
                 continue
             mask = codes == code if len(topics) > 1 else slice(None)
             wanted = partitions[mask]
-            known = (wanted >= 0) & (wanted < len(table))
-            result[mask] = np.where(known, table[np.where(known, wanted, 0)], -1)
+            in_range = (wanted >= 0) & (wanted < len(table))
+            result[mask] = np.where(in_range, table[np.where(in_range, wanted, 0)], -1)
         return result
 
     def _table(self, topic: str) -> Int64s:

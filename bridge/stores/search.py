@@ -74,15 +74,15 @@ class Originals:
 
 def page(stores: Stores, query: Query, now_ms: int, after: NamedPosition | None, limit: int, *, bulky: bool) -> Page:
     """The first matching rows behind a cursor."""
-    found: list[PendingRow] = []
+    matching: list[PendingRow] = []
     bounds = _Bounds(limit)
     for name, store, mine in _asked(stores, query):
         page = store.find(bounds.narrowed(mine), now_ms, after=_after(name, after), limit=limit, bulky=bulky)
-        found += (_named(name, row) for row in page.rows)
+        matching += (_named(name, row) for row in page.rows)
         bounds.add(name, np.array([row.at_ms for row in page.rows], np.int64), page.next)
     end = bounds.end()
-    found.sort(key=_place)
-    rows = [row for row in found if end is None or _place(row) <= end]
+    matching.sort(key=_place)
+    rows = [row for row in matching if end is None or _place(row) <= end]
     if len(rows) > limit:
         rows, end = rows[:limit], _place(rows[limit - 1])
     return Page(rows=tuple(rows), next=end)
@@ -165,13 +165,13 @@ class StoresExport:
 
 def _with_names(name: SourceName, batch: pa.RecordBatch) -> pa.RecordBatch:
     topic, partition = name
-    columns = {each: batch.column(each) for each in batch.schema.names} | {
+    columns = {column: batch.column(column) for column in batch.schema.names} | {
         "topic": pa.repeat(pa.scalar(topic), len(batch)),
         "partition": pa.repeat(pa.scalar(partition, pa.int32()), len(batch)),
     }
     origin = pc.cast(batch.column("origin"), pa.string())
     columns["origin"] = pc.binary_join_element_wise(f"{topic}/{partition}", origin, "/")
-    return pa.RecordBatch.from_arrays([columns[each] for each in SCHEMA.names], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays([columns[column] for column in SCHEMA.names], schema=SCHEMA)
 
 
 class _Bounds:

@@ -219,11 +219,11 @@ class DueCommands:
         out = CommandOutput(ids=self.ids)
         writing = _Writing(out, own, letter_topics, findings, now_ms)
         replies: list[tuple[int, Answer]] = []
-        for number, each in decided:
-            n = self._at[key_of(number, each.effect.offset)]
-            for outcome, offsets, due_ms in self._act(n, each, writing):
-                is_nothing = outcome is Outcome.NOT_PENDING or (each.decision is Decision.PASSED and not len(offsets))
-                if is_nothing and each.effect.named is None and not self._is_home(n):
+        for number, made in decided:
+            n = self._at[key_of(number, made.effect.offset)]
+            for outcome, offsets, due_ms in self._act(n, made, writing):
+                is_nothing = outcome is Outcome.NOT_PENDING or (made.decision is Decision.PASSED and not len(offsets))
+                if is_nothing and made.effect.named is None and not self._is_home(n):
                     continue
                 source = self._rows.sources.name(self._sources[n])
                 told = tuple((*source, offset) for offset in offsets.tolist())

@@ -57,13 +57,13 @@ class Forwards:
         if len(cancels):
             counts = Counter(topic for topic, _ in rows.sources)
             source = rows.source[cancels]
-            named = [None if each is None else each[0] for each in origins]
-            wanted = [name or rows.sources.name(each)[0] for name, each in zip(named, source.tolist(), strict=True)]
+            named = [None if origin is None else origin[0] for origin in origins]
+            wanted = [name or rows.sources.name(n)[0] for name, n in zip(named, source.tolist(), strict=True)]
             for topic in set(wanted) & counts.keys():
                 try:
                     self._partitions[topic] = max(counts[topic], count(topic))
                 except EnvironmentFailure as failure:
-                    asking = (each for each, name in zip(source.tolist(), wanted, strict=True) if name == topic)
+                    asking = (n for n, name in zip(source.tolist(), wanted, strict=True) if name == topic)
                     self.unknown |= dict.fromkeys(asking, failure.message)
             for row, origin in zip(cancels.tolist(), origins, strict=True):
                 if origin is not None and origin[1] < self._partitions.get(origin[0], 0):

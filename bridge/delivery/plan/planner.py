@@ -212,9 +212,9 @@ class Planner:
         if self._columns is None or self._columns.sources is not sources:
             self._columns = SourceColumns(sources, self._default_targets)
         rows = DueRows(taken, self._columns)
-        known: dict[str, Target] = {}
+        targets: dict[str, Target] = {}
         forwards = Forwards(rows, self._targets.count_partitions)
-        own = cache(lambda: self._own_topics(rows, forwards, findings, known))
+        own = cache(lambda: self._own_topics(rows, forwards, findings, targets))
         fates = passes.by_kind(rows, now_ms)
         schedules = ticks(rows, now_ms, self._schedules)
         if schedules is not None:
@@ -226,7 +226,7 @@ class Planner:
         fates = self._catching_up(rows, fates, own, now_ms)
         if schedules is not None and loan is not None:
             fates = _waiting(rows, fates, schedules, own, now_ms, loan)
-        fates, deliveries = self._by_target(rows, fates, known, own, now_ms)
+        fates, deliveries = self._by_target(rows, fates, targets, own, now_ms)
         if len(forwards.ids):
             fates = fates.put(forwards.ids, Fate.FORWARD)
         cut: frozenset[int] = frozenset()
@@ -253,7 +253,7 @@ class Planner:
         if loan is not None:
             _tell_copied(loan, rows, np.concatenate((fates.ids(Fate.ROLL, Fate.DEFER, Fate.RETRY), next_ids)))
             if len(commands.ids):
-                output = self._commanded(commands, rows, forwards, own, findings, known, now_ms, loan)
+                output = self._commanded(commands, rows, forwards, own, findings, targets, now_ms, loan)
                 for keys, payload in output.copied:
                     loan.copied(keys, payload.column("origin").to_numpy(), payload.column("id"))
         is_own = not fates.are_plain or len(next_ids) > 0 or (output is not None and output.writes_back)
@@ -276,7 +276,7 @@ class Planner:
             + forwards.bytes
             + (0 if output is None else output.bytes),
             counts=_counts(rows, fates, deliveries, forwards, schedules, output),
-            targets=known,
+            targets=targets,
             traced=self._tracer.chosen(rows, fates.are(Fate.DELIVER), now_ms) if self._tracer is not None else (),
         )
 
