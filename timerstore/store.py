@@ -186,13 +186,13 @@ class TimerStore:
     def pending_from(self, offset: int, now_ms: int, is_over: Callable[[], bool] = lambda: False) -> int:
         """The number of pending messages with a record at this offset or above; a lower bound, if `is_over` ends the
         count early. Raises Corrupt, DiskFailure."""
-        found = 0
+        pending = 0
         with closing(self.export(LogQuery(), now_ms, bulky=False)) as batches:
             for batch in batches:
                 if is_over():
                     break
-                found += pc.sum(pc.greater_equal(batch.column("offset"), offset)).as_py() or 0
-        return found
+                pending += pc.sum(pc.greater_equal(batch.column("offset"), offset)).as_py() or 0
+        return pending
 
     def trimmed(self, log_start: int) -> Trimmed:
         """Unfinished rows that this store alone has, because the log begins at `log_start` only."""

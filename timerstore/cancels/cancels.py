@@ -281,7 +281,7 @@ class Cancels:
             acted = ~(later & np.isin(named, fixed))
             at, named, by, is_move = at[acted], named[acted], by[acted], is_move[acted]
         covered = np.zeros(len(payload), dtype=np.bool_)
-        found: list[Run] = []
+        runs: list[Run] = []
         hits = [no_timers()]
         for what, mine in ((MOVE, is_move), (RECALL, ~is_move)):
             mine = mine & (named < by)
@@ -293,17 +293,17 @@ class Cancels:
             is_covered = until > offset[rows]
             covered[index[rows[is_covered]]] = True
             latest_ms = np.maximum(until_ms, fresh.at[rows])[is_covered]
-            found += [new, _run(keys[is_covered], until[is_covered], latest_ms)]
+            runs += [new, _run(keys[is_covered], until[is_covered], latest_ms)]
             if len(new):
                 reached = pending_of(new.keys.lo.astype(np.int64))
                 which = index_of(new.keys, keys_of(what, reached.origin))
                 below = reached.offset < new.offset[which]
                 reached, which = reached[below], which[below]
                 hits.append(reached)
-                found.append(_run(new.keys[which], new.offset[which], reached.at))
+                runs.append(_run(new.keys[which], new.offset[which], reached.at))
         both = concat_timers(hits)
         _, once = np.unique(both.offset, return_index=True)
-        return Judged(covered=covered, tombstones=merged_runs(found), timers=no_timers(), hits=both[once])
+        return Judged(covered=covered, tombstones=merged_runs(runs), timers=no_timers(), hits=both[once])
 
     def add_decided(self, is_move: Bools, origin: Int64s, offset: Int64s, until_ms: Int64s, now_ms: int) -> None:
         """Add tombstones of finished commands at `offset`, moves or recalls, for the originals `origin`; `until_ms` are
@@ -330,9 +330,9 @@ class Cancels:
         """(offset, expire_ms) of the tombstone of each timer; -1: none."""
         by, until_ms = np.full(len(keys), -1, np.int64), np.full(len(keys), -1, np.int64)
         # Originals above every tombstone, the usual case, need no look-up.
-        known = np.flatnonzero(origin < lookup.highest.any)
-        if len(known):
-            by[known], until_ms[known] = lookup.look_up(keys[known])
+        below = np.flatnonzero(origin < lookup.highest.any)
+        if len(below):
+            by[below], until_ms[below] = lookup.look_up(keys[below])
         return _later((by, until_ms), new.look_up(keys)) if len(new) else (by, until_ms)
 
     def _hits(self, known: Known, new: Run, finished: Callable[[Positions], Bools]) -> tuple[Timers, Int64s]:
@@ -386,12 +386,12 @@ class Cancels:
 
     def named_origins(self) -> Int64s:
         """The origins that tombstones name, in order, each once."""
-        lookup, found = self.tombstones.lookup(), [np.empty(0, np.int64)]
+        lookup, origins = self.tombstones.lookup(), [np.empty(0, np.int64)]
         if max(lookup.highest.by_origin, lookup.highest.by_command) >= 0:
             for run in lookup.runs():
                 named = run.keys[are_of(ORIGIN, run.keys) | are_commands(run.keys)]
-                found.append(named.lo.astype(np.int64))
-        return np.unique(np.concatenate(found))
+                origins.append(named.lo.astype(np.int64))
+        return np.unique(np.concatenate(origins))
 
     @staticmethod
     def tally_once(timers: Timers, finished: Callable[[Positions], Bools]) -> Tally:
@@ -424,8 +424,8 @@ def _below(lookup: Lookup, what: np.uint64, offset: Int64s, origin: Int64s) -> B
     """Mask of the rows with offsets below the tombstones of their origins; `what` is MOVE or RECALL."""
     mask: Bools = offset < lookup.highest.by_command
     if mask.any():
-        found, _ = lookup.look_up(keys_of(what, origin[mask]))
-        mask[mask] = found > offset[mask]
+        until, _ = lookup.look_up(keys_of(what, origin[mask]))
+        mask[mask] = until > offset[mask]
     return mask
 
 

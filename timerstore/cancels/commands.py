@@ -104,8 +104,8 @@ class Effect:
         """Mask of the rows that are too large for a copy, of a move by origin."""
         if not self.is_move:
             return np.zeros(len(self.rows), np.bool_)
-        found: Bools = self.payload.column("rolls").to_numpy() == UNCOPYABLE
-        return found
+        mask: Bools = self.payload.column("rolls").to_numpy() == UNCOPYABLE
+        return mask
 
     def are_fixed(self) -> Bools:
         """Mask of the rows that would need a copy, and are too large for one."""
@@ -182,15 +182,15 @@ class InTransit:
         """Remove copies that were read back. Returns the origins that were not in transit."""
         if not len(self) or not len(origins):
             return origins
-        found, counts = np.unique(origins, return_counts=True)
+        distinct, counts = np.unique(origins, return_counts=True)
         order = np.argsort(self._origins, kind="stable")
         ordered = self._origins[order]
         nth = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-        at = np.minimum(np.searchsorted(found, ordered), len(found) - 1)
-        gone = (found[at] == ordered) & (nth < counts[at])
+        at = np.minimum(np.searchsorted(distinct, ordered), len(distinct) - 1)
+        gone = (distinct[at] == ordered) & (nth < counts[at])
         kept = np.sort(order[~gone])
         self._origins, self._ids, self._ordered = self._origins[kept], self._ids[kept], None
-        left: Int64s = np.repeat(found, counts - np.bincount(at[gone], minlength=len(found)))
+        left: Int64s = np.repeat(distinct, counts - np.bincount(at[gone], minlength=len(distinct)))
         return left
 
     def add_all(self, other: InTransit) -> None:
@@ -204,8 +204,8 @@ class InTransit:
             return self._origins
         if effect.named is None:
             hi, lo = effect.id
-            found: Int64s = self._origins[(self._ids.hi == hi) & (self._ids.lo == lo)]
-            return found
+            originals: Int64s = self._origins[(self._ids.hi == hi) & (self._ids.lo == lo)]
+            return originals
         if self._ordered is None:
             self._ordered = np.sort(self._origins, kind="stable")
         return effect.named[among(within_reach(effect.named), self._ordered)]
@@ -223,16 +223,16 @@ class Waiting:
 
     def add(self, origins: Int64s, now_ms: int) -> None:
         """Count commands that are written now."""
-        for each in origins.tolist():
-            count, _ = self._counts.get(each, (0, 0))
-            self._counts[each] = count + 1, now_ms + WAITING_MS_MAX
+        for origin in origins.tolist():
+            count, _ = self._counts.get(origin, (0, 0))
+            self._counts[origin] = count + 1, now_ms + WAITING_MS_MAX
 
     def remove(self, origins: Int64s) -> None:
         """Count out commands that were decided."""
-        for each in origins.tolist():
-            count, until_ms = self._counts.pop(each, (0, 0))
+        for origin in origins.tolist():
+            count, until_ms = self._counts.pop(origin, (0, 0))
             if count > 1:
-                self._counts[each] = count - 1, until_ms
+                self._counts[origin] = count - 1, until_ms
 
     def among(self, origins: Int64s, now_ms: int) -> Bools:
         """Mask of the originals for which commands wait."""
@@ -322,8 +322,8 @@ def among(wanted: Int64s, ordered: Int64s) -> Bools:
     """Mask of the wanted values that are in a sorted vector."""
     if not len(ordered):
         return np.zeros(len(wanted), np.bool_)
-    found: Bools = ordered[np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)] == wanted
-    return found
+    mask: Bools = ordered[np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)] == wanted
+    return mask
 
 
 def within_reach(offsets: Int64s) -> Int64s:

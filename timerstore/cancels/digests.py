@@ -90,12 +90,12 @@ def digest(ids: pa.ChunkedArray | pa.Array) -> Digests:
 
 def digests_or_zeros(ids: pa.Array) -> Digests:
     """The digests of a string column; zeros for null."""
-    found = Digests(np.zeros(len(ids), np.uint64), np.zeros(len(ids), np.uint64))
+    digests = Digests(np.zeros(len(ids), np.uint64), np.zeros(len(ids), np.uint64))
     rows = np.flatnonzero(ids.is_valid().to_numpy(zero_copy_only=False))
     if len(rows):
         keys = digest(ids.take(pa.array(rows)))
-        found.hi[rows], found.lo[rows] = keys.hi, keys.lo
-    return found
+        digests.hi[rows], digests.lo[rows] = keys.hi, keys.lo
+    return digests
 
 
 def keys_of(what: np.uint64, origins: Int64s) -> Digests:
@@ -137,14 +137,14 @@ def find_all(keys: Digests, wanted: Digests, rows_max: int) -> Iterator[tuple[In
     """All occurrences of the wanted keys among sorted `keys`: pairs of (index in `wanted`, index in `keys`), at most
     `rows_max` at a time, as one key may have millions of rows."""
     first = np.searchsorted(keys.hi, wanted.hi, side="left")
-    found = np.flatnonzero(first < len(keys))
-    found = found[keys.hi[first[found]] == wanted.hi[found]]
-    first = first[found]
-    ends = np.cumsum(np.searchsorted(keys.hi, wanted.hi[found], side="right") - first)
+    candidates = np.flatnonzero(first < len(keys))
+    candidates = candidates[keys.hi[first[candidates]] == wanted.hi[candidates]]
+    first = first[candidates]
+    ends = np.cumsum(np.searchsorted(keys.hi, wanted.hi[candidates], side="right") - first)
     for start in range(0, int(ends[-1]) if len(ends) else 0, rows_max):
         pair = np.arange(start, min(start + rows_max, int(ends[-1])))
         nth = np.searchsorted(ends, pair, side="right")
-        query, row = found[nth], first[nth] + pair - np.where(nth > 0, ends[nth - 1], 0)
+        query, row = candidates[nth], first[nth] + pair - np.where(nth > 0, ends[nth - 1], 0)
         same = keys.lo[row] == wanted.lo[query]
         yield query[same], row[same]
 

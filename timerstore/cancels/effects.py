@@ -86,11 +86,11 @@ def effects_of(
     while begin < len(order) and (room > 0 or not begin):
         group = batch.first(order[begin:], count)
         try:
-            found, size = batch.read(group, None if len(group) == 1 else max(room, 0))
+            more, size = batch.read(group, None if len(group) == 1 else max(room, 0))
         except TooLarge:  # the estimate came from smaller messages
             count = batch.messages(group) // FEWER
             continue
-        effects += found
+        effects += more
         room, begin = room - size, begin + len(group)
         count = max(1, room * batch.messages(order[:begin]) // max(1, room_bytes - room))
     if begin < len(order):
@@ -161,7 +161,7 @@ class _Batch:
         new = {key: i for key, i in keys if key is not None and key not in self._of_id}  # each id's first
         of_id = self._read_ids(new, _left(bytes_max, size))
         size += sum(TIMER_BYTES * len(each.timers) for each in of_id.values())
-        found: dict[int, _Found] = {}
+        messages: dict[int, _Found] = {}
         for is_move, columns in ((True, PAYLOAD_COLUMNS), (False, RECALLED)):
             mine = [i for i in commands if i in self._about and self._is_move[i] == is_move]
             wanted = [origin for i in mine for origin in self._about[i]]
@@ -169,10 +169,10 @@ class _Batch:
                 whole = _Found.of(wanted, columns, self._timers, self._payload, self._rows_of, _left(bytes_max, size))
                 rows = sum(whole.count(self._about[i]) for i in mine)  # each effect has its own rows of a message
                 size += max(whole.payload.nbytes, int(whole.row_bytes * rows))
-                found |= dict.fromkeys(mine, whole)
+                messages |= dict.fromkeys(mine, whole)
         _left(bytes_max, size)
         self._of_id |= of_id
-        return [self._by_origin(i, found[i]) if i in found else self._by_id(i) for i in commands], size
+        return [self._by_origin(i, messages[i]) if i in messages else self._by_id(i) for i in commands], size
 
     def _read_ids(self, new: Mapping[tuple[int, int], int], bytes_max: int | None) -> dict[tuple[int, int], _OfId]:
         if not new:
@@ -180,13 +180,13 @@ class _Batch:
         keys = self._keys[np.array(list(new.values()))]
         below = np.array([self._below[key] for key in new], dtype=np.int64)
         try:
-            found = _of_ids(keys, below, self._holders, self._is_over, bytes_max)
-            for i, of_id in zip(new.values(), found, strict=True):
+            of_ids = _of_ids(keys, below, self._holders, self._is_over, bytes_max)
+            for i, of_id in zip(new.values(), of_ids, strict=True):
                 of_id.copied.add(self._above.of_id(int(self.commands.offset[i]), self._keys[i : i + 1]))
-            often = [each.timers for key, each in zip(new, found, strict=True) if key in self._moved_often]
+            often = [each.timers for key, each in zip(new, of_ids, strict=True) if key in self._moved_often]
             large = self._large(often, bytes_max)
-            found = [replace(each, large=each.timers.origin[among(each.timers.offset, large)]) for each in found]
-            return dict(zip(new, found, strict=True))
+            of_ids = [replace(each, large=each.timers.origin[among(each.timers.offset, large)]) for each in of_ids]
+            return dict(zip(new, of_ids, strict=True))
         finally:
             for segment in self._segments:
                 segment.drop_pages()
@@ -196,8 +196,8 @@ class _Batch:
         wanted = [origin for each in timers for origin in each.origin.tolist()]
         if not wanted:
             return EMPTY.offset
-        found = _Found.of(wanted, ("origin", "rolls"), self._timers, self._payload, self._rows_of, bytes_max)
-        return np.sort(found.offset[found.payload.column("rolls").to_numpy() == UNCOPYABLE])
+        messages = _Found.of(wanted, ("origin", "rolls"), self._timers, self._payload, self._rows_of, bytes_max)
+        return np.sort(messages.offset[messages.payload.column("rolls").to_numpy() == UNCOPYABLE])
 
     def _by_origin(self, i: int, found: _Found) -> Effect:
         rows, batch = found.rows_of(self._about[i], int(self.commands.offset[i]))
@@ -258,11 +258,11 @@ def _of_ids(
     ends, begun = below.copy(), np.full(len(keys), OFFSET_MAX, np.int64)
     held: tuple[Int64s, ...] = (EMPTY.offset,) * 4
     parts: list[tuple[Int64s, ...]] = []
-    for query, found in _pieces(holders, keys):
-        mask = found.offset < ends[query]
-        mask[mask] = ~is_over(found[mask])
+    for query, matches in _pieces(holders, keys):
+        mask = matches.offset < ends[query]
+        mask[mask] = ~is_over(matches[mask])
         if mask.any():
-            parts.append((query[mask], found.offset[mask], found.at[mask], found.origin[mask]))
+            parts.append((query[mask], matches.offset[mask], matches.at[mask], matches.origin[mask]))
         rows = sum(len(part[0]) for part in parts)
         if rows > max(id_index.FOUND_ROWS_MAX, len(held[0])):
             held, parts = _first_messages([held, *parts], ends, begun), []
@@ -392,8 +392,8 @@ class _Above:
     def of_id(self, offset: int, key: Digests) -> Int64s:
         """The originals with copies of an id above the offset of a command."""
         is_of = (self._offset > offset) & (self._ids.hi == key.hi[0]) & (self._ids.lo == key.lo[0])
-        found: Int64s = self._origin[is_of]
-        return found
+        originals: Int64s = self._origin[is_of]
+        return originals
 
 
 def _left(bytes_max: int | None, size: int) -> int | None:

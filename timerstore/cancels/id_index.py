@@ -57,7 +57,7 @@ class Timers(Positions):
 
     def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
         """As `SegmentIds.matches`, for a run in memory."""
-        return ((query, self[found]) for query, found in find_all(self.keys, wanted, FOUND_ROWS_MAX))
+        return ((query, self[rows]) for query, rows in find_all(self.keys, wanted, FOUND_ROWS_MAX))
 
 
 def concat_timers(parts: Sequence[Timers]) -> Timers:
@@ -93,7 +93,7 @@ class SegmentIds:
     def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
         """(index in `wanted`, timer) of all timers with these keys, in pieces of at most FOUND_ROWS_MAX."""
         keys = Digests(self._file["hi"], self._file["lo"])
-        return ((query, self._timers(found)) for query, found in find_all(keys, wanted, FOUND_ROWS_MAX))
+        return ((query, self._timers(rows)) for query, rows in find_all(keys, wanted, FOUND_ROWS_MAX))
 
     def pieces(self) -> Iterator[Timers]:
         return (self._timers(part) for part in columns.slices(len(self), FOUND_ROWS_MAX))
@@ -158,8 +158,8 @@ def target_codes(target: pa.ChunkedArray | pa.Array, codes: dict[str, int]) -> I
     thousand share one."""
     column = target.combine_chunks() if isinstance(target, pa.ChunkedArray) else target
     encoded = column.fill_null("").dictionary_encode()
-    known = np.array([_code(name, codes) for name in encoded.dictionary.to_pylist()], dtype=np.int32)
-    return known[encoded.indices.to_numpy()] if len(known) else np.empty(0, np.int32)
+    name_codes = np.array([_code(name, codes) for name in encoded.dictionary.to_pylist()], dtype=np.int32)
+    return name_codes[encoded.indices.to_numpy()] if len(name_codes) else np.empty(0, np.int32)
 
 
 def timers_of(keys: Digests, rows: Positions, origin: Int64s, target: pa.ChunkedArray | pa.Array) -> Timers:
@@ -206,8 +206,8 @@ class Unstored:
 def _renamed(timers: Timers) -> Timers:
     """The same timers, with each name once."""
     codes: dict[str, int] = {}
-    known = np.array([_code(name, codes) for name in timers.names], dtype=np.int32)
+    new_codes = np.array([_code(name, codes) for name in timers.names], dtype=np.int32)
     return Timers(
         keys=timers.keys, at=timers.at, offset=timers.offset, origin=timers.origin,
-        target=known[timers.target], names=tuple(codes),
+        target=new_codes[timers.target], names=tuple(codes),
     )  # fmt: skip

@@ -121,10 +121,10 @@ class Lookup:
         """(offset, expire_ms) of the tombstone of each wanted key, int64[n] each; -1: none."""
         offset, expire_ms = np.full(len(wanted), -1, np.int64), np.full(len(wanted), -1, np.int64)
         runs: tuple[Run | TombstoneFile, ...] = (*self.memory, *self.files)
-        for each in runs:
-            found = each.look_up(wanted)
-            np.maximum(offset, found[0], out=offset)
-            np.maximum(expire_ms, found[1], out=expire_ms)
+        for run in runs:
+            newest = run.look_up(wanted)
+            np.maximum(offset, newest[0], out=offset)
+            np.maximum(expire_ms, newest[1], out=expire_ms)
         return offset, expire_ms
 
     def __len__(self) -> int:

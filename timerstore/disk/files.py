@@ -217,10 +217,10 @@ def set_aside(path: Path, now_ms: int, suffix: str = CORRUPT_SUFFIX) -> Path:
 
 def unreferenced(directory: Path, named: set[str]) -> list[Path]:
     """Temporary files; segments, with their indexes, and files of tombstones that are not in `named`; sorted."""
-    found = []
+    paths = []
     for path in directory.iterdir():
         main = path.with_suffix(SEGMENT_SUFFIX) if path.suffix in INDEX_SUFFIXES else path
         orphan = main.suffix in (SEGMENT_SUFFIX, TOMBSTONES_SUFFIX) and main.name not in named
         if orphan or path.name.endswith(TEMPORARY_SUFFIX):
-            found.append(path)
-    return sorted(found)
+            paths.append(path)
+    return sorted(paths)

@@ -35,8 +35,8 @@ class OriginIndex:
     def rows_of(self, origins: Int64s) -> Int64s:
         """The rows of originals and of their copies, counted from the segment's beginning, in order, each once."""
         first, end = np.searchsorted(self._file["origin"], [origins, origins + 1])
-        found = [self._file["row"][a:b] for a, b in zip(first.tolist(), end.tolist(), strict=True) if a < b]
-        return np.unique(np.concatenate(found)).astype(np.int64) if found else np.empty(0, np.int64)
+        pieces = [self._file["row"][a:b] for a, b in zip(first.tolist(), end.tolist(), strict=True) if a < b]
+        return np.unique(np.concatenate(pieces)).astype(np.int64) if pieces else np.empty(0, np.int64)
 
     def drop_pages(self) -> None:
         self._file.drop_pages()

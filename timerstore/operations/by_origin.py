@@ -54,8 +54,8 @@ def rows_of(
 def uncopyable_of(state: StoreState, origins: Int64s) -> Int64s:
     """The `UncopyableOf` of a store. Raises Corrupt, DiskFailure."""
     rows, table = rows_of(state, origins, ("rolls",))
-    found: Int64s = rows.offset[table.column("rolls").to_numpy() == UNCOPYABLE]
-    return found
+    offsets: Int64s = rows.offset[table.column("rolls").to_numpy() == UNCOPYABLE]
+    return offsets
 
 
 def covered_in(state: StoreState, segment: Segment, finished: Callable[[Positions], Bools] | None = None) -> Tally:

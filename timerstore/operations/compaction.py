@@ -43,17 +43,17 @@ def choose(
     cancelled rows."""
     tiers: dict[int, list[Segment]] = {}
     sparse: list[Segment] = []
-    for each in segments:
-        dead = dead_rows(each)
-        live_bytes = each.named.bytes * (each.rows - dead) // each.rows
-        if 2 * dead >= each.rows and each.last.at_ms > now_ms + limits.sparse_ms:
-            sparse.append(each)
+    for candidate in segments:
+        dead = dead_rows(candidate)
+        live_bytes = candidate.named.bytes * (candidate.rows - dead) // candidate.rows
+        if 2 * dead >= candidate.rows and candidate.last.at_ms > now_ms + limits.sparse_ms:
+            sparse.append(candidate)
         if live_bytes <= limits.segment_bytes_max // 2:
             tier = int(np.log(max(live_bytes / TIER_BYTES, 1)) / np.log(TIER_FACTOR))
-            tiers.setdefault(tier, []).append(each)
+            tiers.setdefault(tier, []).append(candidate)
     for _, tier_segments in sorted(tiers.items()):
         if len(tier_segments) >= limits.compaction_segments:
-            sizes = np.cumsum([each.named.bytes for each in tier_segments])
+            sizes = np.cumsum([candidate.named.bytes for candidate in tier_segments])
             fitting = max(2, int(np.searchsorted(sizes, limits.segment_bytes_max, side="right")))
             return tuple(tier_segments[: min(fitting, limits.compaction_segments)])
     return tuple(sparse[:1])
@@ -73,10 +73,10 @@ class Compaction:
         self.segments = tuple(segments)
         self._state = state
         self._log = TimerLog()
-        for each in segments:
-            self._log.add(each)
+        for part in segments:
+            self._log.add(part)
         self._writer = segment.SegmentWriter(state.directory, number, state.identity)
-        self._end = max(each.last for each in segments)
+        self._end = max(part.last for part in segments)
         # A segment's rows are below O, so its rows at or below P are finished, and need no read.
         self._lower = state.resident.position
 

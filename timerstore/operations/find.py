@@ -285,15 +285,15 @@ class Search:
         """The rows of hits, in order, without rows that were finished meanwhile; keys are cut unless `bulky`."""
         names = [name for name in PAYLOAD_COLUMNS if bulky or name not in BULKY]
         gone, chunk = self._state.finished(hits.refs), hits.refs.chunk
-        found: dict[int, dict[str, Any]] = {}
+        payloads: dict[int, dict[str, Any]] = {}
         for c, batch in self._batches(chunk, names):
             mine = np.flatnonzero(~gone & (chunk == c))
             shown = batch.select(names) if bulky else _with_short_keys(batch.select(names))
             columns = shown.take(pa.array(hits.refs.row[mine])).to_pydict()
             rows = zip(*columns.values(), strict=True)
-            found |= {n: dict(zip(columns, row, strict=True)) for n, row in zip(mine.tolist(), rows, strict=True)}
-        for n in sorted(found):
-            values = found[n]
+            payloads |= {n: dict(zip(columns, row, strict=True)) for n, row in zip(mine.tolist(), rows, strict=True)}
+        for n in sorted(payloads):
+            values = payloads[n]
             yield FoundRow(
                 offset=int(hits.refs.offset[n]),
                 origin=values["origin"],
@@ -305,7 +305,7 @@ class Search:
                 target_partition=values["target_partition"],
                 key=values["key"],
                 value=values.get("value"),
-                headers=tuple((each["key"], each["value"]) for each in values.get("headers") or ()),
+                headers=tuple((header["key"], header["value"]) for header in values.get("headers") or ()),
                 id=values["id"],
                 rolls=max(values["rolls"], 0),
                 attempt=values["attempt"],
@@ -351,12 +351,12 @@ class Search:
 
     def _ordered_groups(self) -> list[tuple[Position, Segment, int]]:
         """The row groups that may have matching rows, in the order of their first positions."""
-        found: list[tuple[Position, Segment, int]] = []
+        row_groups: list[tuple[Position, Segment, int]] = []
         for segment in self.view.segments:
             firsts = segment.fences
             groups = np.flatnonzero(self.may_fit(segment)).tolist()
-            found += [(Position(int(firsts.at[g]), int(firsts.offset[g])), segment, g) for g in groups]
-        return sorted(found, key=lambda each: each[0])
+            row_groups += [(Position(int(firsts.at[g]), int(firsts.offset[g])), segment, g) for g in groups]
+        return sorted(row_groups, key=lambda each: each[0])
 
     def may_fit(self, segment: Segment) -> Bools:
         """Mask of a segment's row groups that may have matching rows."""

@@ -49,15 +49,15 @@ class Maintenance:
         with state.lock:
             if state.budgets.tombstones.is_used(state, 0.5):
                 return True
-            covered, known, limits = state.resident.covered(), state.checkpoint.offset, state.limits
-            if known == covered:
+            covered, on_disk, limits = state.resident.covered(), state.checkpoint.offset, state.limits
+            if on_disk == covered:
                 return False
             if self._flushed_ms is None:
                 self._flushed_ms = now_ms
             since_ms = now_ms - self._flushed_ms
             # The first flush comes as soon as a start has read all records again: the next start may come any time.
             is_rested = since_ms >= limits.flush_pause_ms or not self._has_flushed
-            records = covered - (known or 0)
+            records = covered - (on_disk or 0)
             return (
                 not 0 <= since_ms < limits.flush_interval_ms
                 or (records >= limits.flush_records and is_rested and state.is_caught_up())
@@ -219,11 +219,11 @@ class Maintenance:
         if not len(state.cancels.tombstones):
             return passed
         # A count takes long, so the next one comes after further cancels of an eighth of the segment's rows.
-        cancelled, known = state.cancels.cancelled, self._covered.get(each.named.name)
-        if known is None or cancelled - known[0] > each.rows // 8:
+        cancelled, counted = state.cancels.cancelled, self._covered.get(each.named.name)
+        if counted is None or cancelled - counted[0] > each.rows // 8:
             covered = covered_in(state, each)
-            known = self._covered[each.named.name] = (cancelled, int(covered.counts.sum()))
-        return min(each.rows, passed + known[1])
+            counted = self._covered[each.named.name] = (cancelled, int(covered.counts.sum()))
+        return min(each.rows, passed + counted[1])
 
     def _replace(self, old: Sequence[Segment], new: Segment | None, now_ms: int) -> None:
         """Replace segments by a new one, or by none: first in the checkpoint, then in memory, then on disk."""

@@ -143,17 +143,17 @@ def _distrust(found: Found, committed: Progress, log_start: int, unseen: int | N
     if checkpoint is None:
         return found
     offset, kept = checkpoint.offset, checkpoint.kept
-    known = offset if offset is not None else kept or 0
+    index_end = offset if offset is not None else kept or 0
     report = None
     if unseen is not None:
         report = None if offset is None and kept is None else CUT
-        bound = min(known, unseen, log_start)
+        bound = min(index_end, unseen, log_start)
         offset, kept = None, 0 if lies_before(committed, checkpoint, bound) else bound
     elif lies_before(committed, checkpoint, offset or 0):
         # An operator has reset the group's offsets, which also clears P.
         offset, report = None, MOVED_BACK
     elif offset is not None and offset < log_start:
-        offset, kept, report = None, known, OUTDATED
+        offset, kept, report = None, index_end, OUTDATED
     if (offset, kept) == (checkpoint.offset, checkpoint.kept) and number == checkpoint.cut:
         return found
     checkpoint = replace(checkpoint, offset=offset, cut=number, kept=kept)
@@ -168,14 +168,14 @@ def without_cancels(found: Found, log_start: int, cut: int) -> Found:
     checkpoint = found.checkpoint
     if checkpoint is None or not checkpoint.tombstones:
         return found
-    number = max(files.number_of(each.name) for each in checkpoint.tombstones)
+    number = max(files.number_of(file.name) for file in checkpoint.tombstones)
     kept: list[NamedFile] = []
     for named in checkpoint.tombstones:
         with suppress(Corrupt):
-            each = tombstones.read(found.directory / named.name, named)
-            if each.highest.any >= cut:
+            file = tombstones.read(found.directory / named.name, named)
+            if file.highest.any >= cut:
                 number += 1
-                merge = tombstones.TombstoneMerge.cut(each, cut, min(cut, log_start))
+                merge = tombstones.TombstoneMerge.cut(file, cut, min(cut, log_start))
                 anew = tombstones.write(found.directory / files.tombstones_name(number), merge)
                 kept += [] if anew is None else [anew.named]
                 continue
@@ -238,7 +238,7 @@ def _restore(
         bound = log_start if checkpoint.kept is None else min(log_start, checkpoint.kept)
         kept = _kept(opened, found, bound, lambda: progress(total, total))
     if kept != opened:
-        checkpoint = replace(checkpoint, segments=tuple(each.named for each in kept))
+        checkpoint = replace(checkpoint, segments=tuple(file.named for file in kept))
         checkpoints.write(found.directory, checkpoint, frees=True)
     in_use = {s.named.name for s in kept} | {t.named.name for t in cancels}
     removed, aside = _clear(found.directory, in_use, covered is None, now_ms)
@@ -251,13 +251,13 @@ def _restore(
     # A log that the index does not cover is read again from its start. Segments have the rows below.
     state.resident.stored = log_start if covered is None else covered
     state.cancels.tombstones.restore(cancels)
-    state.next_tombstones += max((files.number_of(each.named.name) for each in cancels), default=0)
-    state.next_segment += max((files.number_of(each.named.name) for each in kept), default=0)
-    for each in kept:
-        state.timerlog.add(each)
-        for part in _count_pending(each, state):
+    state.next_tombstones += max((files.number_of(file.named.name) for file in cancels), default=0)
+    state.next_segment += max((files.number_of(file.named.name) for file in kept), default=0)
+    for file in kept:
+        state.timerlog.add(file)
+        for part in _count_pending(file, state):
             state.pending.add(part)
-        state.pending.remove(covered_in(state, each))
+        state.pending.remove(covered_in(state, file))
         progress(len(kept), len(kept))
     return state
 
@@ -266,15 +266,15 @@ def _kept(opened: list[Segment], found: Found, bound: int, written: Callable[[],
     """The segments without rows at or above `bound`, which do not count. Segments that have such rows are rewritten
     without them; `written` is called after each. Raises Corrupt, DiskFull, DiskFailure."""
     kept = []
-    number = max((files.number_of(each.path.name) for each in opened), default=0)
-    for each in opened:
-        if each.end <= bound:
-            kept.append(each)
-        elif each.begin < bound:
+    number = max((files.number_of(old.path.name) for old in opened), default=0)
+    for old in opened:
+        if old.end <= bound:
+            kept.append(old)
+        elif old.begin < bound:
             number += 1
             with segment.SegmentWriter(found.directory, number, found.identity) as writer:
-                for group in range(len(each.group_rows)):
-                    table = segment.read_rows(each, [group])
+                for group in range(len(old.group_rows)):
+                    table = segment.read_rows(old, [group])
                     rows = select(table)
                     rows = rows[rows.offset < bound]
                     if len(rows):

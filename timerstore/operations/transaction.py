@@ -237,9 +237,9 @@ class Transaction:
         left = deque(commands.tolist())
         while left:
             with self._changing:
-                known, effects, count = self._state.commands.effects, list[Effect](), 0
+                unfinished, effects, count = self._state.commands.effects, list[Effect](), 0
                 while left and count < DECIDED_AT_ONCE:
-                    if (effect := known.get(left.popleft())) is not None:
+                    if (effect := unfinished.get(left.popleft())) is not None:
                         effects.append(effect)
                         count += self._size(effect)
                 if not effects:  # all name records of other logs
@@ -249,18 +249,18 @@ class Transaction:
                 for effect in effects:
                     if effect.named is not None and effect.offset not in first:
                         self._settled.append((effect.is_move, within_reach(effect.named)))
-                    later = known.get(passed.get(effect.offset, -1))
+                    later = unfinished.get(passed.get(effect.offset, -1))
                     later = None if later is None or later.is_too_many else later
-                    for found in (
+                    for result in (
                         self._decisions_by_id(effect, sent.get(effect.offset), later)
                         if effect.named is None
                         else self._decisions(effect, judged[effect.offset], later)
                     ):
-                        decided.append(found)
+                        decided.append(result)
                         if effect.offset not in silent:
-                            self._written += [(effect.is_move, originals) for originals in found.written()]
-                        if found.decision is Decision.ACT:
-                            self._act(found)
+                            self._written += [(effect.is_move, originals) for originals in result.written()]
+                        if result.decision is Decision.ACT:
+                            self._act(result)
         return decided
 
     def _size(self, effect: Effect) -> int:
@@ -274,16 +274,16 @@ class Transaction:
         if not effects:
             return []
         state = self._state
-        at, offset = [each.rows.at for each in effects], [each.rows.offset for each in effects]
+        at, offset = [effect.rows.at for effect in effects], [effect.rows.offset for effect in effects]
         rows = Positions(np.concatenate([EMPTY.at, *at]), np.concatenate([EMPTY.offset, *offset]))
-        columns = [each.payload.select(JUDGED.names) for each in effects]
+        columns = [effect.payload.select(JUDGED.names) for effect in effects]
         table = pa.Table.from_batches(columns, JUDGED).combine_chunks()
         lookup, covered = state.cancels.tombstones.lookup(), None
         for batch in table.to_batches():
             covered = state.cancels.covered(lookup, rows.offset, batch)
         none: Bools = np.zeros(len(rows), np.bool_)
-        gone, copied = self._left(rows, np.concatenate([each.origin for each in effects]))
-        ends = np.cumsum([len(each.rows) for each in effects])[:-1]
+        gone, copied = self._left(rows, np.concatenate([effect.origin for effect in effects]))
+        ends = np.cumsum([len(effect.rows) for effect in effects])[:-1]
         parts = (np.split(mask, ends) for mask in (gone, none if covered is None else covered, copied))
         return list(starmap(_Judged, zip(*parts, strict=True)))
 
@@ -306,13 +306,13 @@ class Transaction:
     def _decisions_by_id(self, effect: Effect, sent: int | None, later: Effect | None) -> list[Decided]:
         """The decisions of one command by id. `sent` is given if it was written again, `later` is the move that may act
         in its place. The caller holds the lock."""
-        known = self._state.commands.again
-        is_behind = sent is None and known[effect.id] + self._again[effect.id] > 0
+        again = self._state.commands.again
+        is_behind = sent is None and again[effect.id] + self._again[effect.id] > 0
         is_counted = sent != OFFSET_MAX  # a command from another log has no order among those of this one
         self._again[effect.id] -= sent is not None and is_counted
-        found = self._decided_by_id(effect, effect.offset if sent is None else sent, later, is_behind=is_behind)
-        self._again[effect.id] += found[0].decision is Decision.AGAIN and is_counted
-        return found
+        decisions = self._decided_by_id(effect, effect.offset if sent is None else sent, later, is_behind=is_behind)
+        self._again[effect.id] += decisions[0].decision is Decision.AGAIN and is_counted
+        return decisions
 
     def _decided_by_id(self, effect: Effect, below: int, later: Effect | None, *, is_behind: bool) -> list[Decided]:
         if effect.is_too_many:
@@ -388,16 +388,16 @@ class Transaction:
             (effect.have(gone), Decision.LEFT),
         ]
         codes = [decision.value for _, decision in which]
-        found = np.select([mask for mask, _ in which], codes, Decision.NOTHING.value)
+        decisions = np.select([mask for mask, _ in which], codes, Decision.NOTHING.value)
         return [
             Decided(
                 effect=effect,
                 decision=decision,
                 live=np.flatnonzero(is_live & (decision is Decision.ACT)),
-                named=effect.named[found == decision.value],
+                named=effect.named[decisions == decision.value],
                 behind=effect.named[act & again & (decision is Decision.ACT)],
             )
-            for decision in map(Decision, np.unique(found).tolist())
+            for decision in map(Decision, np.unique(decisions).tolist())
         ]
 
     def _act(self, found: Decided) -> None:
@@ -423,8 +423,8 @@ class Transaction:
             return False  # only one of the two can move messages that are too large for a copy
         if later.offset > effect.offset:
             return bool(effect.have(is_live).all())
-        found = self._decided.get(later.offset)
-        acted = np.isin(effect.rows.offset, EMPTY.offset if found is None else later.rows.offset[found.live])
+        decided = self._decided.get(later.offset)
+        acted = np.isin(effect.rows.offset, EMPTY.offset if decided is None else later.rows.offset[decided.live])
         return not is_live.any() and bool(effect.have(acted).all())
 
     @property
