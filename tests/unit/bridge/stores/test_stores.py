@@ -211,7 +211,7 @@ def test_partitions_that_could_not_be_opened_take_no_room(tmp_path: Path) -> Non
 
 @pytest.mark.fault("a partition with few rows beside large ones of others, held for hours")
 def test_rows_keep_no_memory_of_other_partitions(tmp_path: Path) -> None:
-    """A few rows of a large batch are copied when they are placed. So what the others have had is free."""
+    """A few rows of a large batch are copied when they are placed. So the memory of the other rows is free."""
     rig = Rig(tmp_path)
     rig.load()
     record = Record(*ORDERS, 0, NOW_MS + 10_000, value=bytes(1 << 16))
