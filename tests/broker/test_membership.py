@@ -242,9 +242,10 @@ def test_resetting_offsets_decides_what_a_start_refused(
     [future] = topics.admin.delete_records([TopicPartition(delay, 0, 4)]).values()
     future.result(DEADLINE_S)
     settings = settings_for(broker.bootstrap, delay, delivery={"session_timeout": "6s"})
-    checkpoint = tmp_path / delay / "0" / files.CHECKPOINT
-    checkpoint.parent.mkdir(parents=True)
-    checkpoint.write_text("old")
+    checkpoints = [tmp_path / delay / number / files.CHECKPOINT for number in ("0", "7")]
+    for each in checkpoints:  # the topic had more partitions before it was made again
+        each.parent.mkdir(parents=True)
+        each.write_text("old")
     refusals: list[str] = []
 
     def decide() -> bool:
@@ -270,7 +271,7 @@ def test_resetting_offsets_decides_what_a_start_refused(
         assert not decide()
         assert "still a member" in refusals[0]
     wait_until(decide, DEADLINE_S, "the group is empty")
-    assert not checkpoint.exists()
+    assert not any(each.exists() for each in checkpoints)
     with member(settings) as (ownership, _):
         wait_owned(ownership, 1)
         [state] = settled(ownership, settings).values()
