@@ -310,7 +310,8 @@ class Pipeline:
             prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms), _ends(plan))
         except BridgeError as error:
             prepared.close()
-            is_first = {*prepared.resume_offsets().values()} == {None}  # else this version has committed before
+            # Else this version has committed before.
+            is_first = not self._follows and {*prepared.resume_offsets().values()} == {None}
             if error.code == GONE and is_first and self._directory and self._directory.has_index_of_earlier_version():
                 hint = "Run the earlier version until the messages of this partition are delivered."
                 raise StateError(error.message, hint=hint, code=error.code) from error  # of the whole start

@@ -234,6 +234,19 @@ def test_an_upgrade_that_would_lose_messages_is_refused_as_a_whole(rig: Rig) -> 
     assert bench.pipeline.stop() and (rig.directory / files.CHECKPOINT).exists()
 
 
+def test_a_partition_that_comes_after_an_upgrade_is_refused_alone(rig: Rig) -> None:
+    """The earlier version could no longer take over, as this one has committed for others."""
+    bench = running(rig)
+    (rig.directory / files.CHECKPOINT).write_text("{}")
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    shutil.rmtree(bench.store.directory.of(BILLS))
+    bench.stand_in.more[BILLS] = {"gone_below": 9}
+    with pytest.raises(StateError, match="does not cover") as raised:
+        bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert raised.value.fields["partition"] == BILLS[1]
+    assert bench.pipeline.stop()
+
+
 @pytest.mark.fault("an upgrade while a partition has no leader, or messages that are in the old index alone")
 def test_the_old_index_stays_while_it_may_have_messages_that_are_nowhere_else(rig: Rig) -> None:
     """The old index goes once all partitions of this instance are read again, and Kafka lacks no records of others."""
