@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from timerstore.operations.transaction import Rows
-from timerstore.rows.entry import ENTRY, PAYLOAD, Kind
+from bridge.stores.loan import Rows
+from bridge.stores.names import NAMED_ENTRY
+from timerstore.rows.entry import PAYLOAD, Kind
 from timerstore.rows.position import AT_MIN
 
 DEFAULTS: dict[str, Any] = {
@@ -43,8 +44,8 @@ def reject(topic: str, partition: int, offset: int, ts: int, reason: str, **more
 
 def table_of(entries: Sequence[dict[str, Any]]) -> pa.Table:
     """Entries as decoding hands them to the store."""
-    columns = {f.name: pa.array([_cell(f.name, entry) for entry in entries], type=f.type) for f in ENTRY}
-    return pa.table(columns, schema=ENTRY)
+    columns = {f.name: pa.array([_cell(f.name, entry) for entry in entries], type=f.type) for f in NAMED_ENTRY}
+    return pa.table(columns, schema=NAMED_ENTRY)
 
 
 def rows_of(rows: list[tuple[int, int, int, dict[str, Any]]]) -> Rows:

@@ -1,11 +1,11 @@
-"""The timer store: a disposable, local index of pending timers. Knows neither Kafka nor Spark.
+"""The timer store: a disposable, local index of the pending timers of one log. It knows neither Kafka nor Spark.
 
-`TimerStore` (store.py) is the one public class. The folders are layers; each imports only those above it in this list:
+`TimerStore` (store.py) is the one public class. The folders are layers. Each imports only layers above it in this list:
 
-    rows        what a row is, the total order (at, source, offset), and what is committed of it
-    disk        files: written durably, column files, the checkpoint
-    memory      rows in memory: ready, memtable, overtaken; counts of what is pending
-    cancels     tombstones, and where the timers of an id are
-    log         segments (immutable, sorted Parquet files), and the TimerLog of all live ones
+    rows        the columns of a row, the total order (at, offset), and the committed state
+    disk        durable files, column files, the checkpoint
+    memory      ready rows, memtable and overtaken rows; counts of pending timers
+    cancels     tombstones, the id index, commands
+    log         segments (immutable, sorted Parquet files), and the TimerLog of all live segments
     operations  on the shared state: ingest, transaction, timer wheel, maintenance, compaction, recovery, stats
 """

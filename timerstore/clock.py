@@ -1,8 +1,8 @@
 """The one place that reads a clock.
 
-Everything else gets the time as an argument (`now_ms`) or a `Clock`, so that tests own time and so that the two kinds
-of time are never mixed up: `now_ms` is the wall clock, in which due times are written and which may step; `monotonic_s`
-never steps and is for measuring how long something took.
+All other code gets the time as an argument (`now_ms`), or a `Clock`, so that tests own time. The two kinds of time have
+different names: `now_ms` is the wall clock, which due times refer to, and which may step; `monotonic_s` never steps,
+and measures durations.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time and monotonic time. There is no `sleep`: waiting belongs to what can be woken."""
+    """Wall time and monotonic time. There is no `sleep`: code waits on objects that can wake it."""
 
     def now_ms(self) -> int:
-        """Wall clock, epoch milliseconds, rounded down: a timer that is due at t is never seen as due before t."""
+        """Wall clock, epoch milliseconds, rounded down, so that no timer seems due before its time."""
         ...
 
     def monotonic_s(self) -> float:
@@ -32,18 +32,18 @@ class SystemClock:
 
 
 JUMP_MS_MIN = 1_000
-"""Less between two looks is no jump: clocks are slewed, and a look takes time."""
+"""The smallest jump. Smaller differences between two looks are slewing, or the time of the look itself."""
 
 
 class ClockWatch:
-    """Tells when the wall clock has jumped against the monotonic one. (A machine that slept jumps forward, too.)"""
+    """Measures jumps of the wall clock against the monotonic one. (After a machine's sleep it jumps forward, too.)"""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._difference_ms = self._measure_ms()
 
     def jump_ms(self) -> int:
-        """How far the wall clock has jumped since the last look (negative: back), or 0."""
+        """The jump of the wall clock since the last look, in ms; negative: back; 0: none."""
         before_ms, self._difference_ms = self._difference_ms, self._measure_ms()
         jump_ms = self._difference_ms - before_ms
         return jump_ms if abs(jump_ms) >= JUMP_MS_MIN else 0

@@ -4,18 +4,18 @@ TimerStoreError
 ├── WrongIdentity      environment: the directory belongs to another cluster or topic
 ├── DirectoryInUse     environment: another process holds the directory
 ├── Corrupt            data: a file is damaged; it is set aside and the index is rebuilt
-├── DiskFailure        environment: write or fsync failed
-│   └── DiskFull       environment: no room; nothing is lost, the write is tried again later
+├── DiskFailure        environment: a read, write or fsync failed
+│   └── DiskFull       environment: no room; nothing is lost, and a later write is tried
 ├── Closed             the store was closed while a caller waited
-├── Inconsistent       our bug, or no memory: a change failed half-way; the store must be opened anew
-└── Misuse             our bug: an argument or a call out of order
+├── Inconsistent       a bug, or no memory: a change failed half-way; the store must be opened anew
+└── Misuse             a bug in the caller: a wrong argument, or a call out of order
 """
 
 from __future__ import annotations
 
 
 class TimerStoreError(Exception):
-    """Something the timer store cannot go on with; `hint` says what to do about it, `code` names it."""
+    """An error of the timer store; `hint` names the remedy, `code` the error."""
 
     def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class TimerStoreError(Exception):
 
 
 class WrongIdentity(TimerStoreError):
-    """The directory was written for another cluster, or for a topic that has been made anew since."""
+    """The directory belongs to another cluster, or to a topic that was created anew."""
 
 
 class DirectoryInUse(TimerStoreError):
@@ -33,7 +33,7 @@ class DirectoryInUse(TimerStoreError):
 
 
 class Corrupt(TimerStoreError):
-    """A file failed its checksum or cannot be parsed; `path` names it."""
+    """A file failed its checksum, or cannot be parsed; `path` names the file."""
 
     def __init__(self, message: str, *, path: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -41,11 +41,11 @@ class Corrupt(TimerStoreError):
 
 
 class DiskFailure(TimerStoreError):
-    """A write, fsync or rename failed. After a failed fsync nothing is known of the file: never retried."""
+    """A read, write, fsync or rename failed. A failed fsync is never retried: the file's content is unknown."""
 
 
 class DiskFull(DiskFailure):
-    """There is no room for a segment. Its rows stay in memory and ingest waits; delivery goes on."""
+    """The disk is full. Rows stay in memory, ingest waits, and delivery goes on."""
 
 
 class Closed(TimerStoreError):
@@ -53,9 +53,9 @@ class Closed(TimerStoreError):
 
 
 class Inconsistent(TimerStoreError):
-    """A change failed half-way, and rows may be missing in memory: nothing more is delivered or written from there.
-    The files are as good as ever: opened anew, the store has everything, as after a crash."""
+    """A change failed half-way, and rows may be missing in memory, so that nothing is delivered or written any more.
+    The files are intact: a store that is opened anew has all rows, as after a crash."""
 
 
 class Misuse(TimerStoreError):
-    """A bug in the caller: arguments that contradict each other, or a call out of order."""
+    """A bug in the caller: contradictory arguments, or a call out of order."""

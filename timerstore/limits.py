@@ -1,4 +1,4 @@
-"""Bounds and paces of a store."""
+"""Limits of a store: bytes, rows and intervals."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds and paces of a store; bytes are of rows in memory. `window_ms` is the largest W in force, `tombstone_rows`
-    how many cancels are in memory before they are written (36 bytes each; ingest waits at twice as many)."""
+    """Limits of a store. Bytes are those of rows in memory. `window_ms` is the largest W in force. `tombstone_rows` is
+    the number of tombstones in memory at which they are written (36 bytes each); ingest waits at twice the number."""
 
     flush_bytes: int = 128 * MIB
     flush_interval_ms: int = 60_000
     flush_records: int = 10_000
-    """A restart reads again what was read since the last flush: with so much of it, about a second's work while a JVM
-    starts, a flush is due before that interval is over,"""
+    """Records since the last flush at which the next one is due before its interval is over. A restart reads them
+    again: about a second of work, while a JVM starts."""
     flush_pause_ms: int = 5_000
-    """but not sooner than this after the last one: small segments have to be merged."""
+    """Minimum interval between flushes that `flush_records` triggers: small segments need merging."""
     ready_rows_bytes: int = 256 * MIB
     horizon_ms: int = 60_000
     overtaken_bytes: int = 64 * MIB
@@ -27,26 +27,20 @@ class Limits:
     window_ms: int = 7 * DAY_MS
     tombstone_rows: int = 250_000
     compaction_segments: int = 8
-    """How many segments of like size become one."""
+    """Segments of like size that are merged into one."""
     segment_bytes_max: int = 1 << 30
-    """Larger than half of this, a segment is merged no more."""
+    """Limit of a merged segment. A segment larger than half of it is not merged."""
     sparse_ms: int = 3_600_000
-    """A segment of which half is dead is rewritten, unless all of it is delivered within this time anyway."""
-    elsewhere_ms: int = 600_000
-    """A partition that comes back from another instance within this time finds its rows again."""
+    """A segment whose rows are half dead is rewritten, unless its last row is due within this time."""
     repacked_bytes: int = 16 * MIB
-    """So much memory must be gained by it before rows are copied out of chunks of which little is left."""
+    """Smallest gain of memory for which rows are copied out of sparse chunks."""
     clock_step_ms: int = 2_000
-    """A clock that was set back by less is waited for: what arrives meanwhile is late by no more than that."""
-
-    @property
-    def loaded_bytes_max(self) -> int:
-        """To where windows fill the ready rows, and to where it shrinks when ingest has overfilled it."""
-        return self.ready_rows_bytes // 4 * 3
+    """The store waits until the clock has passed a smaller step back; messages that arrive meanwhile are late by no
+    more than the step."""
 
     @property
     def memtable_bytes_max(self) -> int:
-        """Where ingest stops: a flush is under way and half of the next one has come in."""
+        """The size of the memtable at which ingest waits: a flush is under way, and half of the next one is read."""
         return self.flush_bytes + self.flush_bytes // 2
 
 

@@ -33,11 +33,12 @@ from bridge.delivery.targets.target import TargetReport
 from bridge.http.logins import Logins
 from bridge.http.protection import Protection
 from bridge.http.workers import Unavailable
+from bridge.stores import search
 from bridge.telemetry.health import Phase
 from bridge.telemetry.metrics import TIME_TO_GO
 from bridge.wire.headers import origin_text
 from timerstore.errors import TimerStoreError
-from timerstore.operations import find
+from timerstore.operations.find import PendingState
 from timerstore.rows.position import AT_MAX
 
 PAGES_MAX: Final = 100
@@ -188,7 +189,7 @@ def _add_messages(app: FastAPI, asked: Asked) -> None:
     )
     async def message(place: Place) -> models.MessageDetail:
         """One message, by its origin: topic, partition and offset of its first record."""
-        query = asked.query(origin=place, states=frozenset(find.PendingState))
+        query = asked.query(origin=place, states=frozenset(PendingState))
         row = await asked.ask(lambda store: _one(store, query, asked.source.now_ms()))
         if row is None:
             detail = f"{origin_text(*place)} is not pending here: it is finished, was never a message, or "
@@ -261,7 +262,7 @@ def _problem(request: Request, error: Exception) -> Problem:
     return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "This is a bug of the bridge: its log has the details.")
 
 
-def _one(store: PendingMessages, query: find.Query, now_ms: int) -> find.PendingRow | None:
+def _one(store: PendingMessages, query: search.Query, now_ms: int) -> search.PendingRow | None:
     after = None
     for _ in range(PAGES_MAX):
         page = store.find(query, now_ms, after=after, limit=1, bulky=True)

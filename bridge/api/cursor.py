@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from bridge.stores.names import NamedPosition, SourceName
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX
-from timerstore.rows.sources import NamedPosition, SourceName
 
 PARTITION_MAX: Final = 2**31 - 1
 _FOREIGN: Final = "invalid cursor: pass the previous page's `next` unchanged."

@@ -30,8 +30,8 @@ from bridge.api.problems import Problem, not_ready
 from bridge.api.routing import Asked, checked
 from bridge.api.source import EXPORT, BatchStream
 from bridge.http.workers import Unavailable, Workers
+from bridge.stores.search import EMPTY, SCHEMA
 from timerstore.errors import TimerStoreError
-from timerstore.operations.export import EMPTY, SCHEMA
 
 EXPORTS_MAX: Final = 2
 """Exports at a time: each keeps files open and rows in memory."""

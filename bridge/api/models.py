@@ -19,9 +19,9 @@ from pydantic import (
 
 from bridge.api import cursor as cursors
 from bridge.api.filters import Filters, Text, parsed_parameter
+from bridge.stores.names import NamedPosition
 from bridge.wire.headers import origin_text, parse_until
 from timerstore.operations.find import KEY_BYTES_MAX, ROWS_MAX, PendingState
-from timerstore.rows.sources import NamedPosition
 
 PREVIEW_BYTES_MAX: Final = KEY_BYTES_MAX
 """Maximum number of shown bytes of a key, value or header."""

@@ -18,8 +18,8 @@ from bridge.api.source import PendingMessages, Source
 from bridge.errors import BridgeError
 from bridge.http.protection import WHO
 from bridge.http.workers import Workers
+from bridge.stores.search import PendingRow, Query
 from bridge.wire.headers import Origin
-from timerstore.operations.find import PendingRow, Query
 from timerstore.rows.position import OFFSET_MAX
 
 FILTER_LENGTH_MAX: Final = 500

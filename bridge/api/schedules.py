@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 from bridge.api.models import INCOMPLETE, Message, PageFilters
 from bridge.api.routing import Asked
 from bridge.api.source import PREFIX
+from bridge.stores.search import PendingRow
 from bridge.wire import headers as h
 from bridge.wire.schedule import Schedule, schedule_of, unpacked
-from timerstore.operations.find import PendingRow
 
 TICKS_SHOWN: Final = 5
 

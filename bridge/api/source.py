@@ -11,14 +11,15 @@ import pyarrow as pa
 
 from bridge.dead_letters.listing import LetterPage, PlacedLetter
 from bridge.delivery.targets.target import TargetReport
+from bridge.stores.names import NamedPosition, SourceName
+from bridge.stores.search import Originals, Page, Query
 from bridge.telemetry.health import Phase
 from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
 from bridge.wire.answers import Answer
 from bridge.wire.headers import Origin
 from bridge.wire.letters import LetterChoice, RedriveReport
-from timerstore.operations.find import Count, Originals, Page, Query
-from timerstore.rows.sources import NamedPosition, SourceName
+from timerstore.operations.find import Count
 
 PREFIX: Final = "/api/v1"
 EXPORT: Final = f"{PREFIX}/export"
@@ -56,25 +57,25 @@ class BatchStream(Protocol):
 
 
 class PendingMessages(Protocol):
-    """The used part of `TimerStore`."""
+    """The used part of `Stores`."""
 
     def find(self, query: Query, now_ms: int, *, after: NamedPosition | None, limit: int, bulky: bool) -> Page:
-        """See `TimerStore.find`."""
+        """See `Stores.find`."""
 
     def find_originals(self, query: Query, now_ms: int, *, after: NamedPosition | None, limit: int) -> Originals:
-        """See `TimerStore.find_originals`."""
+        """See `Stores.find_originals`."""
 
     def count_where(self, query: Query, now_ms: int) -> Count:
-        """See `TimerStore.count_where`."""
+        """See `Stores.count_where`."""
 
     def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
-        """See `TimerStore.pending_until`."""
+        """See `Stores.pending_until`."""
 
     def next_offsets(self) -> Mapping[SourceName, int]:
-        """See `TimerStore.next_offsets`."""
+        """See `Stores.next_offsets`."""
 
     def export(self, query: Query, now_ms: int, *, bulky: bool) -> BatchStream:
-        """See `TimerStore.export`."""
+        """See `Stores.export`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from bridge.errors import StateError
 from bridge.http.listening import host_and_port
 from bridge.settings.clients import QUIET, java, java_program, system_properties
 from bridge.settings.secrets import Redactor
-from timerstore.disk.checkpoint import read as read_checkpoint
+from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk.files import ASIDE_SUFFIX, CHECKPOINT, FULL
 from timerstore.errors import Corrupt, DiskFailure
 
@@ -36,7 +36,7 @@ def check_directory(context: Context) -> Iterator[Finding]:
     With an index in it, a lack of room is only a warning: the start reclaims delivered messages and so makes room.
     """
     directory = context.settings.store.directory
-    has_index = (directory / CHECKPOINT).exists() or any(directory.glob(f"*{ASIDE_SUFFIX}"))
+    has_index = any(directory.rglob(CHECKPOINT)) or any(directory.rglob(f"*{ASIDE_SUFFIX}"))
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -69,23 +69,29 @@ def check_directory_identity(context: Context) -> Iterator[Finding]:
     """The index in the directory belongs to this cluster and to its present topics."""
     name, directory = "directory identity", context.settings.store.directory
     try:
-        checkpoint = read_checkpoint(directory)
+        identities = [
+            (path.parts[-3], checkpoint.identity)
+            for path in sorted(directory.glob(f"*/*/{CHECKPOINT}"))
+            if (checkpoint := checkpoints.read(path.parent)) is not None
+        ]
     except Corrupt as error:
         yield warned(name, str(error), "none needed: `run` rebuilds it from Kafka")
         return
     except DiskFailure as error:
         yield failed(name, error.message, error.hint)
         return
-    if checkpoint is None:
+    if not identities:
         yield ok(name, "empty: it will be filled from Kafka")
         return
-    identity, cluster_id = checkpoint.identity, context.cluster.describe().cluster_id
-    if identity.cluster_id != cluster_id:
-        detail = f"{directory} belongs to cluster {identity.cluster_id}, this is {cluster_id}"
+    cluster_id = context.cluster.describe().cluster_id
+    for other in sorted({identity.cluster_id for _, identity in identities} - {cluster_id}):
+        detail = f"{directory} belongs to cluster {other}, this is {cluster_id}"
         yield failed(name, detail, _WRONG_DIRECTORY, error=StateError)
         return
     ids = context.cluster.topic_ids(context.settings.delay_topics)
-    for topic in sorted(t for t, old in identity.topic_ids.items() if ids.get(t, old) != old):
+    for topic in sorted(
+        {topic for topic, old in identities if topic in ids and not old.log_id.startswith(f"{ids[topic]}/")}
+    ):
         detail = f"topic {topic} was deleted and created again after {directory} was written"
         yield failed(name, detail, _WRONG_DIRECTORY, error=StateError)
     yield ok(name, f"belongs to cluster {cluster_id}")

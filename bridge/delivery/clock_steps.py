@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import structlog
 
+from bridge.stores.stores import Stores
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
-from timerstore.store import TimerStore
 
 log = structlog.get_logger("bridge.delivery.clock_steps")
 
@@ -20,7 +20,7 @@ class ClockSteps:
         self._metrics = metrics
         self._is_out_of_steps = False
 
-    def look(self, store: TimerStore, states: Sequence[CommittedState], now_ms: int) -> None:
+    def look(self, store: Stores, states: Sequence[CommittedState], now_ms: int) -> None:
         """Have the store step back if `now_ms` lies behind P. After too many steps, messages that are due before P wait
         until the clock has caught up."""
         if not store.is_clock_behind(now_ms):

@@ -1,21 +1,26 @@
-"""Commands first: after a start, no message is delivered while a command that may cover it is still unread.
+"""Commands first: no message of a partition is delivered while a command that may cover it is still unread.
 
-A cancel may have been written in time, above the committed O, while no bridge ran. So messages wait until each
-partition is read up to its end as of the start, and every command up to there has taken effect:
+A cancel may have been written in time, above the committed O, while no bridge read the partition; without a key even in
+another partition. So messages of a partition that has caught up with its committed O wait (`Life.COMMANDS_FIRST`) until
+all partitions that are not live yet are read up to their ends as of their arrival, and every command up to there has
+taken effect:
 
-    CLOSED --read up to the ends, no command waits--> commands were written on? --no--> OPEN
-      ^                                                        |
-      '---- the ends behind them are looked up <-----yes-------'
-    CLOSED --time is over, or no room for new rows--> OPEN, with one warning
+    COMMANDS_FIRST --read up to the ends, no command waits--> commands were written on? --no--> all go LIVE
+      ^                                                                |
+      '--------- the ends behind them are looked up <-------yes--------'
+    COMMANDS_FIRST --time is over, or no room for new rows--> LIVE, with one warning
 
-While closed, commands and rejects are finished and O follows, so that segments are written and memory stays bounded. A
-joining partition waits by itself, held: the others go on.
+A partition waits for its own commands. For those of others it waits while one of them comes on, and not for one that is
+held, or that nobody can read now.
+
+Meanwhile commands and rejects are finished and O follows, so that segments are written and memory stays bounded. Live
+partitions wait for nothing.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,19 +28,18 @@ import structlog
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.watch.waits import Wait
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Life, Stores
 from timerstore.clock import Clock
-from timerstore.rows.position import AT_MIN
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 PATIENCE_S: Final = Wait.COMMANDS.s
 """Default of `start.read_commands`."""
 FULL_S: Final = Wait.COMMANDS_ROOM.s
 """The longest time without room for new rows: a flush may be making room."""
+STILL_S: Final = Wait.COMMANDS_STILL.s
+"""The longest time without progress of any other partition: some may rest while a large backlog is read."""
 LOOK_S: Final = 0.05
 """Interval between checks of the reading progress."""
-EFFECT_S: Final = 1.0
-"""The time in which commands of joining partitions must take effect, before all others go on."""
 
 Offsets = Mapping[SourceName, int]
 
@@ -56,8 +60,8 @@ def _on_a_thread(look: Callable[[], None]) -> None:
 
 
 class CommandsFirst:
-    """See the module. For the dispatcher's thread, but for `is_closed`; `begin` and `expect` while that is at rest or
-    under its lock."""
+    """See the module. For the dispatcher's thread; `begin`, `expect` and `forget` while that is at rest or under its
+    lock."""
 
     def __init__(
         self,
@@ -72,56 +76,80 @@ class CommandsFirst:
         self._patience_s = patience_s
         self._log_ends = log_ends
         self._run = run
-        self._until_s: float | None = None
-        """None: open."""
-        self._ends: Offsets = {}
+        self.unreadable: Collection[SourceName] = ()
+        """The partitions that nobody can read now: a corrupt batch, or no leader. Replaced by any thread."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with another store."""
+        self._ends: dict[SourceName, int] = {}
+        """The ends up to which the partitions that are not live yet must be read."""
+        self._until_s: dict[SourceName, float] = {}
+        """The ends of the waits of those that have arrived."""
+        self._seen: dict[SourceName, int] = {}
+        """The reading progress of those that are unread."""
+        self._seen_s = 0.0
+        """The time of the last progress."""
         self._look: _Look | None = None
         """A running look-up of the next ends."""
         self._are_written_on = False
         self._full_since_s: float | None = None
-        self._coming: dict[SourceName, int] = {}
-        """The log ends of joining partitions at their arrival."""
-        self._arrived_s: dict[SourceName, float] = {}
+
+    def expect(self, ends: Offsets) -> None:
+        """Add coming partitions, with the ends of their logs."""
+        self._ends = {**self._ends, **ends}
+        self._look, self._are_written_on = None, self._are_written_on or self._look is not None
+
+    def forget(self, names: Iterable[SourceName]) -> None:
+        """Forget partitions that are live, or have gone."""
+        for name in names:
+            self._ends.pop(name, None)
+            self._until_s.pop(name, None)
 
     @property
-    def is_closed(self) -> bool:
-        """Whether messages wait for commands."""
-        return self._until_s is not None
+    def waiting(self) -> frozenset[SourceName]:
+        """The partitions that are not live yet."""
+        return frozenset(self._ends)
 
-    def begin(self, ends: Offsets, coming: Collection[SourceName] = ()) -> None:
-        """A start: messages wait until the logs are read up to these ends; coming partitions wait separately."""
-        self._ends, self._look = {name: end for name, end in ends.items() if name not in coming}, None
-        self._are_written_on, self._full_since_s = False, None
-        self._coming, self._arrived_s = {name: ends[name] for name in coming if name in ends}, {}
-        self._until_s = self._clock.monotonic_s() + self._patience_s
-
-    def is_to_wait(self, store: TimerStore) -> bool:
-        """Whether messages must wait; asked again and again."""
-        until_s = self._until_s
-        if until_s is None:
-            return False
+    def ready(self, store: Stores) -> list[SourceName]:
+        """Remove and return the arrived partitions whose messages need not wait any longer. Called repeatedly."""
+        arrived = store.in_life(Life.COMMANDS_FIRST)
+        if self._ends.keys().isdisjoint(arrived):  # they were live before
+            self._full_since_s = None
+            return arrived
         now_s, at = self._clock.monotonic_s(), store.next_offsets()
         self._take_answer()
-        unread = self._unread(at)
-        if now_s >= until_s or self._is_stuck(store, now_s):
-            self._open(unread)
-            return False
-        if self._look is not None or unread or store.next_wakeup_ms() == AT_MIN:
-            return True
-        if self._are_written_on and self._log_ends is not None:
-            look = self._look = _Look()
-            self._are_written_on = False
-            self._run(lambda: self._look_up(look, store, at.keys()))
-            return True
-        self._open({})
-        return False
+        until_s = {name: self._until_s.setdefault(name, now_s + self._patience_s) for name in arrived}
+        unread = {name: (at[name], end) for name, end in self._ends.items() if name in at and at[name] < end}
+        is_stuck = self._is_stuck(store, now_s)
+        ready = [name for name in arrived if is_stuck or now_s >= until_s[name] or name not in self._ends]
+        if not (self._look is not None or self._awaited(store, unread, now_s) or store.has_commands()):
+            if self._are_written_on and self._log_ends is not None:
+                look = self._look = _Look()
+                self._are_written_on, names = False, list(self._ends)
+                self._run(lambda: self._look_up(look, store, names))
+            else:
+                ready = [name for name in arrived if name in ready or name not in unread]
+        if unread and self._patience_s > 0 and not self._ends.keys().isdisjoint(ready):
+            _tell(unread, self._patience_s)
+        self.forget(ready)
+        return ready
 
-    def committed(self, topics: Collection[str], delay_topics: Collection[str]) -> None:
-        """A transaction wrote to these topics: commands among its output may have been written on into delay topics."""
-        if self.is_closed and not set(topics).isdisjoint(delay_topics):
-            self._are_written_on = True
+    def _awaited(
+        self, store: Stores, unread: Mapping[SourceName, tuple[int, int]], now_s: float
+    ) -> Collection[SourceName]:
+        """The unread partitions that others wait for."""
+        names = unread.keys() - {*self.unreadable, *store.in_life(Life.HELD)}
+        if (seen := {name: unread[name][0] for name in names}) != self._seen:
+            self._seen, self._seen_s = seen, now_s
+        return names if now_s - self._seen_s < STILL_S else ()
 
-    def _look_up(self, look: _Look, store: TimerStore, names: Collection[SourceName]) -> None:
+    def committed(self, written: Collection[SourceName]) -> None:
+        """Note that a transaction wrote rows of these partitions to delay topics. Rows of partitions that are not live
+        are commands, so these have new records to wait for."""
+        self._are_written_on |= not self._ends.keys().isdisjoint(written)
+
+    def _look_up(self, look: _Look, store: Stores, names: Collection[SourceName]) -> None:
         assert self._log_ends is not None
         try:
             look.ends = self._log_ends(names)
@@ -134,57 +162,16 @@ class CommandsFirst:
         """Take the answer of a look-up that has ended. Without an answer it is repeated, until the time is over."""
         look = self._look
         if look is not None and look.ends is not None:
-            self._ends, self._look = look.ends, None
+            self._ends |= {name: end for name, end in look.ends.items() if name in self._ends}
+            self._look = None
             self._are_written_on |= look.has_failed
 
-    def _unread(self, at: Offsets) -> dict[SourceName, tuple[int, int]]:
-        return {name: (at[name], end) for name, end in self._ends.items() if name in at and at[name] < end}
-
-    def _is_stuck(self, store: TimerStore, now_s: float) -> bool:
+    def _is_stuck(self, store: Stores, now_s: float) -> bool:
         if store.has_room():
             self._full_since_s = None
         elif self._full_since_s is None:
             self._full_since_s = now_s
         return self._full_since_s is not None and now_s - self._full_since_s >= FULL_S
-
-    def _open(self, unread: Mapping[SourceName, tuple[int, int]]) -> None:
-        self._until_s = None
-        if unread and self._patience_s > 0:
-            _tell(unread, self._patience_s)
-
-    # ---- partitions that join
-
-    def expect(self, ends: Offsets) -> None:
-        """Expect partitions with these log ends."""
-        self._coming |= ends
-
-    def forget(self, names: Collection[SourceName]) -> None:
-        """Forget partitions that have gone."""
-        for name in names:
-            self._coming.pop(name, None)
-            self._arrived_s.pop(name, None)
-
-    def ready(self, arrived: Collection[SourceName], store: TimerStore) -> list[SourceName]:
-        """The arrived partitions (read up to their committed O) that have read or waited enough."""
-        now_s, at = self._clock.monotonic_s(), store.next_offsets()
-        left = {name: (at[name], end) for name, end in self._coming.items() if name in at and at[name] < end}
-        is_stuck = bool(arrived) and self._is_stuck(store, now_s)
-        over = [
-            name
-            for name in arrived
-            if name in left and (is_stuck or now_s >= self._arrived_s.setdefault(name, now_s) + self._patience_s)
-        ]
-        if over and self._patience_s > 0:
-            _tell({name: left[name] for name in over}, self._patience_s)
-        ready = [name for name in arrived if name not in left or name in over]
-        self.forget(ready)
-        return ready
-
-    def joined(self) -> None:
-        """Partitions have joined: their commands take effect before their messages leave."""
-        if not self.is_closed:
-            self._ends, self._look, self._are_written_on, self._full_since_s = {}, None, False, None
-            self._until_s = self._clock.monotonic_s() + EFFECT_S
 
 
 def _tell(unread: Mapping[SourceName, tuple[int, int]], patience_s: float) -> None:

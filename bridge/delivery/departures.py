@@ -28,7 +28,7 @@ class Departures:
         rows, self._delivered = plan.rows, plan.fates.ids(Fate.DELIVER)
         at_ms = rows.at.copy()
         at_ms[self._delivered] = np.maximum(at_ms, rows.due)[self._delivered]
-        # A row that P has passed may be due later than the next one, by less than a commit interval.
+        # An overtaken row may be due later than the next row, by less than a commit interval.
         self._at_ms: Int64s = np.maximum.accumulate(at_ms)
         self._sent_ms: Int64s = np.zeros(len(rows), dtype=np.int64)
         self._due = rows.due

@@ -62,12 +62,11 @@ from bridge.delivery.targets.stall import StallWatch
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Life, Stores
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
 from timerstore.clock import Clock
-from timerstore.rows.position import AT_MIN
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
@@ -121,11 +120,11 @@ class Dispatcher:
 
         self._life = Lifecycle()
         self._thread: threading.Thread | None = None
-        self._store: TimerStore | None = None
+        self._store: Stores | None = None
 
         # The thread's own from here on, or changed while it is at rest.
-        self._commands_first = commands_first or CommandsFirst(clock)
-        self._partitions = Partitions(membership, self._commands_first)
+        self.commands_first = commands_first or CommandsFirst(clock)
+        self._partitions = Partitions(membership, self.commands_first)
         self.notes = self._partitions.notes
         self._pauses.has_room = self._partitions.have_room_for
         self._unanswered: OpenTransaction | None = None
@@ -169,20 +168,14 @@ class Dispatcher:
         with self._life.changed:
             return self._life.is_asked(Request.HOLD) and self.state in AT_REST
 
-    @property
-    def awaits_commands(self) -> bool:
-        """Whether messages wait for commands from before the start."""
-        return self._commands_first.is_closed
-
     def resume(
         self,
-        store: TimerStore,
+        store: Stores,
         states: States,
         revocations: int,
         log_ends: Offsets = MappingProxyType({}),
     ) -> None:
-        """Deliver from `store`, which was opened on `states`, read after `revocations` (of `Membership`). Commands
-        below `log_ends` take effect first.
+        """Deliver from `store`, which is opened on `states`, read after `revocations` (of `Membership`): see `expect`.
 
         Only while held. With the same store as before, a transaction with an unknown outcome is resolved first. Raises
         InternalError for states from before the last commit, unless the log was cut: they would cause double delivery.
@@ -192,19 +185,19 @@ class Dispatcher:
                 raise bug("the dispatcher is running", code="DB-7002")
             if store is not self._store:
                 is_known = revocations == self._partitions.revocations and self._unanswered is None
-                self._partitions.begin(store, states, log_ends, is_known=is_known)
+                self._partitions.begin(states, is_known=is_known)
                 self._store, self._unanswered = store, None
                 self._narrowing.clear()
                 self._held_sources.begin(states, store.sources)
                 self._read_back.begin()
-            self._pauses.read(states.values())
+            self.expect(states, log_ends)
             self._held_sources.tell()
             self._partitions.revocations = revocations
             self._life.resume()
 
     def expect(self, states: States, log_ends: Offsets = MappingProxyType({})) -> None:
-        """Partitions have joined the store, on these states: deliver their messages too, once the partitions have
-        caught up, and commands below `log_ends` are read."""
+        """Partitions join the store, on these states: deliver their messages, too, once the partitions have caught up,
+        and commands below `log_ends` have taken effect."""
         with self._life.changed:
             self._partitions.expect(states, log_ends)
             self._pauses.read(states.values())
@@ -309,18 +302,12 @@ class Dispatcher:
         store = self._store
         if store is None:
             raise bug("there is no store to deliver from", code="DB-7002")
-        if not store.is_caught_up():
-            store.wait(SLICE_S)
-            return None
         with self._life.changed:
-            joined = self._partitions.join(store)
-        if self._held_sources.release(store.sources, {name: self._partitions.states[name] for name in joined}):
+            arrived = self._partitions.advance(store)
+        if self._held_sources.release(store.sources, arrived):
             self._held_sources.hold(store)
         self._clock_steps.look(store, self._partitions.all(), self._clock.now_ms())
         wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
-        waits = self._filling.is_for_commands = self._commands_first.is_to_wait(store)
-        if waits and wakeup_ms != AT_MIN:
-            wakeup_ms = None
         behind = store.offsets_behind()
         idle_s = self._clock.monotonic_s() - self._committed_s
         is_due = wakeup_ms is not None and wakeup_ms <= now_ms
@@ -334,7 +321,7 @@ class Dispatcher:
             or self._read_back.again
         ):
             return self._transact(store) if self._writer.await_turn(SLICE_S) else None
-        sleep_s = LOOK_S if waits else LOOK_AGAIN_S
+        sleep_s = LOOK_S if store.in_life(Life.COMMANDS_FIRST) else LOOK_AGAIN_S
         if wakeup_ms is not None:
             sleep_s = min(sleep_s, (wakeup_ms - self._clock.now_ms()) / 1000)
         if behind:
@@ -343,8 +330,8 @@ class Dispatcher:
             store.wait(sleep_s)
         return None
 
-    def _transact(self, store: TimerStore) -> Event | None:
-        loan = store.begin(only_output=self._narrowing.is_narrowest)
+    def _transact(self, store: Stores) -> Event | None:
+        loan = store.begin(self._clock.now_ms(), only_output=self._narrowing.is_narrowest)
         transaction = OpenTransaction(loan, self._clock.monotonic_s(), self._clock.now_ms())
         self._planner.begin()
         self._stall_watch.begin()
@@ -382,7 +369,7 @@ class Dispatcher:
 
     # -- ending a transaction
 
-    def _commit(self, store: TimerStore, transaction: OpenTransaction) -> None:
+    def _commit(self, store: Stores, transaction: OpenTransaction) -> None:
         if transaction.accepted != transaction.planned:
             lost = transaction.planned - transaction.accepted
             raise bug("records were lost between plan and client", code="DB-7002", lost=lost)
@@ -404,18 +391,18 @@ class Dispatcher:
         self._writer.commit(transaction.offsets, member.metadata, is_explained)
         self._acknowledge(store, transaction)
 
-    def _send_offsets(self, store: TimerStore, transaction: OpenTransaction) -> None:
-        """Probably all rows of the transaction were taken: its offsets may join it while records wait for their time,
-        so that the commit does not have to wait for that."""
+    def _send_offsets(self, store: Stores, transaction: OpenTransaction) -> None:
+        """Start adding the offsets to the transaction while its records wait for their time, which saves the commit a
+        wait. Probably no further row is taken."""
         self._look_ahead(store, transaction)
         if transaction.states:
             self._writer.send_offsets(transaction.offsets, self._partitions.member_for(transaction.states).metadata)
 
-    def _look_ahead(self, store: TimerStore, transaction: OpenTransaction) -> None:
+    def _look_ahead(self, store: Stores, transaction: OpenTransaction) -> None:
         said, again = self._pauses.to_write(), self._read_back.again
         transaction.look_ahead(self._partitions.states, store.sources, said, self.notes, again)
 
-    def _acknowledge(self, store: TimerStore, transaction: OpenTransaction) -> None:
+    def _acknowledge(self, store: Stores, transaction: OpenTransaction) -> None:
         self._life.failures, self._committed_s = 0, self._clock.monotonic_s()
         self._metrics.committed(transaction.counts, self._committed_s - transaction.opened_s)
         transaction.acknowledge()
@@ -426,11 +413,12 @@ class Dispatcher:
         self._pauses.written(transaction.states.values())
         self._setbacks.committed(transaction.setbacks)
         self._narrowing.committed(transaction.rows, is_pending=self.doubts.is_under_way or not transaction.until_ms)
-        self._commands_first.committed(transaction.targets, self._planner.delay_topics)
+        if store.in_life(Life.COMMANDS_FIRST):
+            self.commands_first.committed(transaction.written(self._planner.delay_topics, store.sources))
         if transaction.answers:
             self._on_answers(transaction.answers)
 
-    def _give_up(self, store: TimerStore, transaction: OpenTransaction, *, in_haste: bool = False) -> Event | None:
+    def _give_up(self, store: Stores, transaction: OpenTransaction, *, in_haste: bool = False) -> Event | None:
         """Abort, and put the rows back."""
         try:
             if transaction.begun and not transaction.is_ended:
@@ -443,7 +431,7 @@ class Dispatcher:
             transaction.rollback()
         return None
 
-    def _after_end(self, store: TimerStore, transaction: OpenTransaction, ended: EndedUnasked) -> Event:
+    def _after_end(self, store: Stores, transaction: OpenTransaction, ended: EndedUnasked) -> Event:
         """A part of the transaction may be visible, and its offsets may count: neither its output nor the committed
         states are reliable. Its partitions are held until its topics are read, and the states are written again
         first."""
@@ -458,7 +446,7 @@ class Dispatcher:
             self._life.back_off()
         return event
 
-    def _after_abort(self, store: TimerStore, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
+    def _after_abort(self, store: Stores, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
         cause, failure = aborted.cause, aborted.failure
         event = self._give_up(store, transaction, in_haste=failure.meaning is UNANSWERED)
         self._metrics.transaction_aborted()

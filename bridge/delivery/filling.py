@@ -19,10 +19,9 @@ from bridge.delivery.producer.outcomes import Aborted, Cause, Failure
 from bridge.delivery.producer.writer import SMALL_RECORDS, Writer
 from bridge.kafka.errors import Fault, Meaning
 from bridge.settings.time_budgets import TimeBudgets
+from bridge.stores.loan import Rows
+from bridge.stores.stores import Stores
 from timerstore.clock import Clock
-from timerstore.operations.transaction import Rows
-from timerstore.rows.position import AT_MIN
-from timerstore.store import TimerStore
 
 PIECE_ROWS: Final = 5_000
 PIECE_BYTES: Final = 16 << 20
@@ -54,28 +53,26 @@ class Filling:
     commit_interval_ms: int
     is_to_end: Callable[[], bool]
     """Whether another thread waits for the end of the transaction."""
-    on_taken: Callable[[TimerStore, OpenTransaction], None]
+    on_taken: Callable[[Stores, OpenTransaction], None]
     """Called at most once in a transaction, when probably no more rows will be taken for it."""
     beat: Callable[[], None]
     row_bytes: float = 1_000.0
     """The usual size of a row, according to past plans."""
-    is_for_commands: bool = False
-    """Whether only commands and rejects are taken."""
     is_busy: bool = False
     """Whether the previous transaction had many rows."""
 
-    def fill(self, store: TimerStore, transaction: OpenTransaction) -> None:
+    def fill(self, store: Stores, transaction: OpenTransaction) -> None:
         """Take, plan and produce until the time to commit."""
         self._fill(store, transaction)
         self.is_busy = transaction.rows >= BUSY_ROWS
 
-    def _fill(self, store: TimerStore, transaction: OpenTransaction) -> None:
+    def _fill(self, store: Stores, transaction: OpenTransaction) -> None:
         while True:
             self.beat()
             left_ms = self._left_ms(transaction)
             transaction.until_ms = self._take_until_ms(left_ms)
             room = self._piece_rows(transaction)
-            rows = transaction.loan.take(AT_MIN if self.is_for_commands else transaction.until_ms, room)
+            rows = transaction.loan.take(transaction.until_ms, room)
             if len(rows):
                 plans = self._plans(store, rows, transaction)
                 for plan in plans:
@@ -87,7 +84,7 @@ class Filling:
             if len(rows) >= room:
                 continue  # a backlog
             left_ms = self._left_ms(transaction)
-            if not transaction.rows or self.is_for_commands or self.narrowing.until_ms is not None or left_ms <= 0:
+            if not transaction.rows or self.narrowing.until_ms is not None or left_ms <= 0:
                 return
             wakeup_ms, now_ms = store.next_wakeup_ms(), self.clock.now_ms()
             if wakeup_ms is None or wakeup_ms - now_ms > left_ms:
@@ -115,18 +112,18 @@ class Filling:
         left = self._rows_max(transaction) - transaction.rows
         return max(1, min(PIECE_ROWS, left, int(PIECE_BYTES / self.row_bytes)))
 
-    def _plans(self, store: TimerStore, rows: Rows, transaction: OpenTransaction) -> list[Plan]:
+    def _plans(self, store: Stores, rows: Rows, transaction: OpenTransaction) -> list[Plan]:
         """The plan of taken rows, and the plans of rows that commands among them have made due now."""
         plan = self._plan(store, rows, transaction)
         return [plan, *(self._plan(store, released, transaction) for released in plan.released)]
 
-    def _plan(self, store: TimerStore, rows: Rows, transaction: OpenTransaction) -> Plan:
+    def _plan(self, store: Stores, rows: Rows, transaction: OpenTransaction) -> Plan:
         findings = self.narrowing.findings
         plan = self.planner.plan(rows, store.sources, transaction.until_ms, findings, transaction.loan)
         self.row_bytes += 0.5 * (max(1.0, plan.weight / len(rows)) - self.row_bytes)
         return plan
 
-    def _produce(self, store: TimerStore, transaction: OpenTransaction, plan: Plan, *, is_last: bool) -> None:
+    def _produce(self, store: Stores, transaction: OpenTransaction, plan: Plan, *, is_last: bool) -> None:
         """Hand all records of a plan to the client, each at its due time and each batch in its order. `is_last`: the
         take has returned all due rows."""
         if plan.records and not transaction.begun:

@@ -1,5 +1,5 @@
 """Held sources: their rows are not taken, since a necessary record, a roll or a retry, cannot be written. Each keeps
-its own P and delays no other (`TimerStore.hold`); this file decides the duration.
+its own P and delays no other (`Stores.hold`); this file decides the duration.
 
 A source is released after a wait, once one of its places takes records again, or may do so. The wait is a second, and
 doubles each time up to WAIT_S_MAX: going back to the smallest P costs a look at all positions since. A source with rows
@@ -18,10 +18,10 @@ from bridge.delivery.doubt.doubts import Doubts
 from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.plan.fates import Unwritable
 from bridge.delivery.targets.cache import Targets
+from bridge.stores.names import SourceName, Sources
+from bridge.stores.stores import Stores
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName, Sources
-from timerstore.store import TimerStore
 
 WAIT_S: Final = 1.0
 WAIT_S_MAX: Final = 30.0
@@ -70,7 +70,7 @@ class HeldSources:
         """Set the metric; it is 0 while the sources may belong to another instance."""
         self._metrics.partitions_held(len(self.now()) + len(self._doubts.held()))
 
-    def hold(self, store: TimerStore) -> None:
+    def hold(self, store: Stores) -> None:
         """Hold the sources that cannot be written to, and those in doubt; all others go on."""
         in_doubt = {store.sources.index(*name) for name in self._doubts.held() if name in store.sources}
         store.hold(self.now() | in_doubt)

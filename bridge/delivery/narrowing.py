@@ -46,9 +46,10 @@ from bridge.delivery.producer.outcomes import Aborted, Cause, FailedRecord, Fail
 from bridge.delivery.targets.breakers import EVERY, LARGE
 from bridge.delivery.targets.cache import Targets
 from bridge.kafka.errors import Fault, Refusal
+from bridge.stores.names import SOURCE_MAX, sources_of
 from bridge.wire.reasons import RejectReason
 from timerstore.clock import Clock
-from timerstore.rows.position import SOURCE_MAX, Int64s, sources_of
+from timerstore.rows.position import Int64s
 
 GROUPS: Final = 64
 """Groups of failed records in one transaction: each costs a round trip, and all must end before its time-out."""
@@ -212,10 +213,10 @@ class Narrowing:
         put_off: Refusal | None = None
         learned = False
         for (topic, partition), mine in _by_place(failed).items():
-            failure = next((each for _, each in mine if each.fault is not Fault.BYSTANDER), mine[0][1])
+            failure = next((record for _, record in mine if record.fault is not Fault.BYSTANDER), mine[0][1])
             if failure.fault is Fault.RECORD:
                 learned = True
-                refused = [key for key, each in mine if each.fault is Fault.RECORD]
+                refused = [key for key, record in mine if record.fault is Fault.RECORD]
                 named = set(refused) if was_alone else _named(mine)
                 for key in named:
                     self._reject(key, topic, failure)

@@ -18,12 +18,12 @@ from bridge.delivery.producer.outcomes import FailedRecord
 from bridge.delivery.setbacks import Setback, setbacks
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
+from bridge.stores.loan import Loan
+from bridge.stores.names import SourceName, Sources, sources_of
 from bridge.telemetry.counts import Counts
 from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState, Said
-from timerstore.operations.transaction import Transaction
 from timerstore.rows.position import Int64s
-from timerstore.rows.sources import SourceName, Sources
 
 
 class Stale(Exception):
@@ -34,7 +34,7 @@ class Stale(Exception):
 class OpenTransaction:
     """An open transaction; `loan` has its rows."""
 
-    loan: Transaction
+    loan: Loan
     opened_s: float
     opened_ms: int
     until_ms: int = 0
@@ -62,7 +62,7 @@ class OpenTransaction:
     """The same, in Kafka's form."""
 
     def add(self, plan: Plan) -> int:
-        """Add the rows of a plan. Returns the number within the transaction of the first of them."""
+        """Add the rows of a plan. Returns the number of its first row within the transaction."""
         first = self.rows
         rows = plan.rows
         self.pieces.append(Planned.of(rows.keys, rows.at, rows.kind, rows.payload, rows.tick))
@@ -75,7 +75,8 @@ class OpenTransaction:
         return first
 
     def produced(self, plan: Plan, lateness_ms: Int64s, now_ms: int) -> None:
-        """The client has the plan's records, the last of them since `now_ms`; `lateness_ms` is of its deliveries."""
+        """Note that the client has taken the plan's records, the last one at `now_ms`; `lateness_ms` int64[] are those
+        of its deliveries."""
         for topic, target in plan.targets.items():
             if topic not in self.targets or self.targets[topic].takes_less_than(target):
                 self.targets[topic] = target
@@ -107,6 +108,12 @@ class OpenTransaction:
         """Topics and partitions of its records; -1 for a choice of the partitioner."""
         return {place for sent in self.sent for place in sent.places()}
 
+    def written(self, topics: Collection[str], sources: Sources) -> set[SourceName]:
+        """The partitions with records for these topics."""
+        keys = self._keys()
+        numbers = [sources_of(keys[each.ids + each.first]).tolist() for each in self.sent if each.topic in topics]
+        return {sources.name(source) for source in set().union(*numbers)}
+
     def look_ahead(
         self, states: States, sources: Sources, said: Said, notes: LogNotes, again: Collection[SourceName] = ()
     ) -> None:
@@ -118,10 +125,10 @@ class OpenTransaction:
         result |= {name: state for name, state in told.items() if state != states[name]}
         for source, new in self.loan.progress().items():
             name = sources.name(source)
-            old = states[name].progress(name, sources)
-            if not new.includes(old, source):
+            old = states[name].progress()
+            if not new.includes(old):
                 raise bug("the committed state would go back", code="DB-7002", source=name, old=old, new=new)
-            result[name] = result.get(name, states[name]).moved(new, sources)
+            result[name] = result.get(name, states[name]).moved(new)
         result = notes.within(result, states)
         if result != self.states:
             self.states = result

@@ -1,4 +1,4 @@
-"""The delivered partitions of a store with their committed states, and the partitions that are still catching up."""
+"""The owned partitions, delivered or catching up, with their committed states."""
 
 from __future__ import annotations
 
@@ -10,51 +10,52 @@ from bridge.delivery.commands_first import CommandsFirst, Offsets
 from bridge.delivery.doubt.log_notes import LogNotes, States
 from bridge.delivery.open_transaction import Stale, bug
 from bridge.kafka.membership import Membership
+from bridge.stores.names import SourceName
+from bridge.stores.stores import DELIVERS, Stores
 from bridge.wire.committed_state import CommittedState, Said, are_same_progress
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 log = structlog.get_logger("bridge.delivery.partitions")
 
 
 class Partitions:
-    """See the module. For the dispatcher's thread, or any while that is at rest; `expect` and `join` under its lock."""
+    """See the module. For the dispatcher's thread, or any while that is at rest; `expect`, `advance` under its lock."""
 
     def __init__(self, membership: Callable[[], Membership], commands_first: CommandsFirst) -> None:
         self._membership = membership
         self._commands_first = commands_first
         self.states: dict[SourceName, CommittedState] = {}
         self.coming: dict[SourceName, CommittedState] = {}
-        """Partitions that the store holds until they have caught up; nothing else commits for them meanwhile."""
+        """Partitions that catch up; until they have, no transaction commits for them."""
         self.notes = LogNotes()
         self.revocations = 0
 
-    def begin(self, store: TimerStore, states: States, log_ends: Offsets, *, is_known: bool) -> None:
-        """Deliver from another store, which was opened on `states`, once commands below `log_ends` are read.
-        `is_known`: nothing else has committed for these partitions. Raises InternalError for states from before the
-        last commit, unless the log was cut."""
+    def begin(self, states: States, *, is_known: bool) -> None:
+        """Begin with another store, opened on `states`. `is_known`: only this instance has committed for these
+        partitions. Raises InternalError for states from before the last commit, unless the log was cut."""
         old = {n: state for n, state in self.states.items() if n in states and state.cuts == states[n].cuts}
         if is_known and not are_same_progress(old, states):
             raise bug("the store lies behind the last commit", code="DB-7002")
-        self.states = dict(states)
-        self.coming = {name: self.states.pop(name) for name in store.assignment.joining()}
-        self._commands_first.begin(log_ends, self.coming)
+        self.states, self.coming = {}, {}
+        self._commands_first.begin()
 
     def expect(self, states: States, log_ends: Offsets) -> None:
-        """Wait until these partitions have caught up, and commands below these ends are read."""
+        """Add coming partitions: they catch up, and then their messages wait for commands below these ends."""
         self.coming = {**self.coming, **states}
         self._commands_first.expect(log_ends)
 
-    def join(self, store: TimerStore) -> list[SourceName]:
-        """Deliver the partitions that have caught up with their committed O; returns them."""
-        arrived = store.assignment.arrived() if self.coming else []
-        joined = store.assignment.joined(self._commands_first.ready(arrived, store)) if arrived else []
-        self.states |= {name: self.coming.pop(name) for name in joined}
-        if joined:
-            self._commands_first.joined()
+    def advance(self, store: Stores) -> dict[SourceName, CommittedState]:
+        """Let partitions that have caught up with their committed O deliver their commands, and partitions without
+        unread commands their messages. Returns the states of the partitions that have caught up."""
+        arrived = {name: self.coming.pop(name) for name in store.arrive()} if self.coming else {}
+        self.states |= arrived
+        store.read_again()
+        waiting = self._commands_first.waiting
+        live = self._commands_first.ready(store)
+        store.go_live(live)
+        if joined := sorted(waiting.intersection(live)):
             names = ", ".join(f"{topic}/{number}" for topic, number in joined)
-            log.info("partitions-joined", partitions=names, owned=len(self.states))
-        return joined
+            log.info("partitions-joined", partitions=names, owned=len(store.in_life(*DELIVERS)))
+        return arrived
 
     def forget(self, gone: Collection[SourceName]) -> None:
         """Forget partitions of other instances."""
@@ -64,7 +65,7 @@ class Partitions:
         self._commands_first.forget(gone)
 
     def have_room_for(self, said: Said) -> bool:
-        """Whether each state has room for this about targets."""
+        """Whether each state has room for the pauses of targets in `said`."""
         return all(each.has_room_for(said) for each in list(self.states.values()))
 
     def all(self) -> list[CommittedState]:
@@ -72,7 +73,7 @@ class Partitions:
         return [*self.states.values(), *self.coming.values()]
 
     def member_for(self, written: Mapping[SourceName, CommittedState]) -> Membership:
-        """The membership for a commit. Raises Stale where the member may not commit for these partitions."""
+        """The membership for a commit. Raises Stale if the member may not commit for these partitions."""
         member = self._membership()
         if member.revocations > self.revocations or not member.partitions >= written.keys():
             raise Stale

@@ -1,5 +1,5 @@
-"""Resuming: brings messages forward that a paused target has put off, once the pause has ended; and learns of pauses
-that other instances were told.
+"""Resuming: after the pause of a target it brings the postponed messages forward. It also learns of pauses that clients
+requested from other instances.
 
 A search by target finds the messages. Commands for up to 20 messages each (`delay-until: due`) move them, at a limited
 rate: exactly once, like any command. The remaining work needs no record of its own: a search finds it again.
@@ -21,14 +21,15 @@ import structlog
 
 from bridge.delivery.targets.pauses import Pauses
 from bridge.errors import BridgeError
+from bridge.stores.names import NamedPosition, SourceName
+from bridge.stores.search import Query
+from bridge.stores.stores import Life, Stores
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.headers import MOVED_MAX
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
-from timerstore.operations.find import ORIGINALS_MAX, Query
+from timerstore.operations.find import ORIGINALS_MAX
 from timerstore.rows.position import Int64s
-from timerstore.rows.sources import NamedPosition, SourceName
-from timerstore.store import TimerStore
 
 LOOK_S: Final = 1.0
 OTHERS_S: Final = 5.0
@@ -66,7 +67,7 @@ class Resuming:
         self,
         *,
         pauses: Pauses,
-        store: Callable[[], TimerStore | None],
+        store: Callable[[], Stores | None],
         bring: Callable[[Named], Sequence[Future[Any]] | None],
         read: Callable[[Collection[SourceName]], Iterable[CommittedState]],
         window_ms: Callable[[], int],
@@ -95,15 +96,15 @@ class Resuming:
             log.warning("pauses-not-followed", reason=error.message)
         return LOOK_S
 
-    def _learn(self, store: TimerStore) -> None:
+    def _learn(self, store: Stores) -> None:
         now_s, others = self._clock.monotonic_s(), set(store.sources) - store.next_offsets().keys()
         if not others or (self._read_s is not None and now_s - self._read_s < OTHERS_S):
             return
         self._read_s = now_s
         self._pauses.read(self._read(sorted(others)))
 
-    def _bring_forward(self, store: TimerStore) -> float:
-        joining = frozenset(store.assignment.joining())  # their content is not known yet
+    def _bring_forward(self, store: Stores) -> float:
+        joining = frozenset(store.in_life(Life.CATCHING_UP))  # their content is not known yet
         owned = frozenset(store.next_offsets()) - joining
         if owned != self._owned:
             self._owned = owned
@@ -118,12 +119,12 @@ class Resuming:
                 return self._page(store, pause.name, ended_ms, search)
         return LOOK_S
 
-    def _page(self, store: TimerStore, name: str, ended_ms: int, search: _Pass) -> float:
+    def _page(self, store: Stores, name: str, ended_ms: int, search: _Pass) -> float:
         """Bring one page of found messages forward; returns the wait that keeps the rate (s)."""
         began_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         query = Query(target=name, due_until_ms=now_ms + 1, at_from_ms=now_ms + 1, ts_until_ms=ended_ms + LATE_MS + 1)
         page = store.find_originals(query, now_ms, after=search.after, limit=min(self._rate, ORIGINALS_MAX))
-        named = list(_named({source: found for source, found in page.found.items() if source in self._owned}))
+        named = list(_named({source: originals for source, originals in page.found.items() if source in self._owned}))
         futures = self._bring(named) if named else []
         if futures is None:
             self._passes.clear()
@@ -141,6 +142,6 @@ class Resuming:
 
 def _named(found: Mapping[SourceName, tuple[Int64s, Int64s]]) -> Iterable[tuple[SourceName, tuple[int, ...]]]:
     for source, (origins, _) in found.items():
-        each = list(dict.fromkeys(origins.tolist()))
-        for begin in range(0, len(each), MOVED_MAX):
-            yield source, tuple(each[begin : begin + MOVED_MAX])
+        distinct = list(dict.fromkeys(origins.tolist()))
+        for begin in range(0, len(distinct), MOVED_MAX):
+            yield source, tuple(distinct[begin : begin + MOVED_MAX])

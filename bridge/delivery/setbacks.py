@@ -56,7 +56,7 @@ def setbacks(plan: Plan) -> Iterator[Setback]:
         if reason == LETTERS_FAIL and plan.own is not None:
             topics = [plan.own.letter_topics[topic] for topic in rows.places(mine)[0]]
         for topic in dict.fromkeys(topics):
-            ids = mine[[each == topic for each in topics]]
+            ids = mine[[letter_topic == topic for letter_topic in topics]]
             told = ("dead-letter-topic", "takes no dead letters") if reason < 0 else _told(plan, reason)
             yield _setback(plan, ids, *told, topic, int(fates.at_ms[ids].max()))
     dead = fates.ids(Fate.LETTER)
@@ -65,9 +65,9 @@ def setbacks(plan: Plan) -> Iterator[Setback]:
         if reason != OWN:
             yield _setback(plan, ids, *_told(plan, reason), None, None)
             continue
-        own = [each or "held" for each in rows.column("reason", ids)]
+        own = [named or "held" for named in rows.column("reason", ids)]
         for text in dict.fromkeys(own):
-            yield _setback(plan, ids[[each == text for each in own]], text, "", None, None)
+            yield _setback(plan, ids[[named == text for named in own]], text, "", None, None)
 
 
 def _told(plan: Plan, reason: int) -> tuple[str, str]:
@@ -89,12 +89,12 @@ class SetbackLog:
 
     def committed(self, reported: Iterable[Setback]) -> None:
         """These setbacks are in Kafka."""
-        for each in reported:
-            told = {"reason": each.reason, "detail": each.detail, "record": each.record}
-            if each.topic is not None and each.until_ms is not None:
-                if self._targets.await_until(each.topic, each.until_ms):
-                    log.warning("target-failing", topic=each.topic, **told)
-            elif self._is_new(each.reason):
+        for setback in reported:
+            told = {"reason": setback.reason, "detail": setback.detail, "record": setback.record}
+            if setback.topic is not None and setback.until_ms is not None:
+                if self._targets.await_until(setback.topic, setback.until_ms):
+                    log.warning("target-failing", topic=setback.topic, **told)
+            elif self._is_new(setback.reason):
                 log.warning("dead-letter-written", **told)
 
     def _is_new(self, reason: str) -> bool:

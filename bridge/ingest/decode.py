@@ -325,7 +325,7 @@ def _reason(parameters: Parameters) -> Column:
 
 
 def _entry(parameters: Parameters) -> list[Column]:
-    """The columns of `entry.ENTRY`, in its order."""
+    """The columns of `names.NAMED_ENTRY`, in its order."""
     timer, rejected = F.col("kind") == 0, F.col("kind") == 2
     ts, due, window = F.col("ts"), F.col("due"), parameters.roll_window_ms
     # The last quarter of (ts, ts + W], spread so that records of one schedule do not roll together.

@@ -13,16 +13,17 @@ from typing import Any, Final
 import pyarrow as pa
 import xxhash
 
+from bridge.stores.names import NAMED_ENTRY
 from bridge.wire import headers as h
 from bridge.wire.commands import CORRELATION_LENGTH_MAX
-from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters, in_force
+from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters, parameters_at
 from bridge.wire.dialects import DIALECTS, NATIVE, NOT_CANCELLING, Dialect
 from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
 from bridge.wire.received import Record, Unread
 from bridge.wire.schedule import TICK_DELAY_MS_MAX, TICK_MAX
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
-from timerstore.rows.entry import ENTRY, UNCOPYABLE, Kind
+from timerstore.rows.entry import UNCOPYABLE, Kind
 from timerstore.rows.position import AT_MIN
 
 _SMALLINT_MAX: Final = 32_767
@@ -40,9 +41,13 @@ _BY_ORIGIN: Final = {h.CANCEL_ORIGIN: h.ORIGINS_PATTERN, h.MOVE_ORIGIN: h.MOVED_
 
 def decode_records(records: Iterable[Record], all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> pa.Table:
     """The entries of the records, in the form of `decode`: `Finish` takes the control headers out."""
-    rows = [_entry(record, in_force(all_epochs[record.topic, record.partition], record.offset)) for record in records]
-    columns = zip(*rows, strict=True) if rows else [()] * len(ENTRY)
-    return pa.table([pa.array(column, field.type) for column, field in zip(columns, ENTRY, strict=True)], schema=ENTRY)
+    rows = [
+        _entry(record, parameters_at(all_epochs[record.topic, record.partition], record.offset)) for record in records
+    ]
+    columns = zip(*rows, strict=True) if rows else [()] * len(NAMED_ENTRY)
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, NAMED_ENTRY, strict=True)], schema=NAMED_ENTRY
+    )
 
 
 def unread_entry(unread: Unread) -> pa.Table:
@@ -64,11 +69,11 @@ def unread_entry(unread: Unread) -> pa.Table:
         "reason": unread.reason.value,
         "tick": 0,
     }
-    return pa.table([pa.array([row.get(field.name)], field.type) for field in ENTRY], schema=ENTRY)
+    return pa.table([pa.array([row.get(field.name)], field.type) for field in NAMED_ENTRY], schema=NAMED_ENTRY)
 
 
 def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
-    """The columns of `entry.ENTRY`, in its order."""
+    """The columns of `names.NAMED_ENTRY`, in its order."""
     headers, key = record.headers, record.key
     by_name = _first(headers)
     is_copy = h.COPY_ORIGIN in by_name

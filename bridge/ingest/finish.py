@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.wire import headers as h
-from bridge.wire.decode_epochs import DecodeEpochs, in_force
+from bridge.wire.decode_epochs import DecodeEpochs, parameters_at
 from bridge.wire.dialects import DIALECTS, NATIVE
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import TEXT_LENGTH_MAX, packed
@@ -69,8 +69,8 @@ class HeaderLimits:
         self._least = min((limit for limit in limits if limit), default=None)
 
     def applied(self, entries: pa.Table) -> pa.Table:
-        """`entries` (columns of `entry.ENTRY`, control headers still among `headers`); originals with larger headers
-        than allowed at their offset become rejects that keep all columns."""
+        """`entries` (columns of `names.NAMED_ENTRY`, control headers still among `headers`); originals with larger
+        headers than allowed at their offset become rejects that keep all columns."""
         column = entries.column("headers")
         if self._least is None or column.null_count == len(column):
             return entries
@@ -85,7 +85,7 @@ class HeaderLimits:
         return _rejects(entries, rejected, RejectReason.HEADERS_TOO_LARGE) if rejected.any() else entries
 
     def _limit(self, topic: str, partition: int, offset: int) -> int | None:
-        parameters = in_force(self._all_epochs[topic, partition], offset)
+        parameters = parameters_at(self._all_epochs[topic, partition], offset)
         return parameters.header_bytes_max or None if parameters.dialect == NATIVE else None
 
 
@@ -164,7 +164,7 @@ class ControlHeaders:
         }
 
     def taken_out(self, entries: pa.Table) -> pa.Table:
-        """`entries` (columns of `entry.ENTRY`) without the control headers of the timers' `headers`.
+        """`entries` (columns of `names.NAMED_ENTRY`) without the control headers of the timers' `headers`.
 
         Order and duplicates stay. Rejects and commands keep all headers: they may have to leave byte for byte."""
         column = entries.column("headers")
@@ -219,7 +219,7 @@ def _are_in(names: pa.Array, wanted: pa.Array) -> Bools:
 
 
 def with_cancels(entries: pa.Table) -> pa.Table:
-    """A batch of `entry.ENTRY` rows, with a row of kind CANCEL for every timer that replaces without a key.
+    """A batch of `names.NAMED_ENTRY` rows, with a row of kind CANCEL for every timer that replaces without a key.
 
     The new row has the timer's offset. It covers lower origins, hence never the timer itself."""
     replaces = entries.column("replace")

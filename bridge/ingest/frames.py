@@ -24,7 +24,7 @@ import structlog
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.watch.waits import Wait
 from bridge.spark.scratch import for_a_socket
-from timerstore.rows.entry import ENTRY
+from bridge.stores.names import NAMED_ENTRY
 
 TOKEN_S: Final = Wait.TOKEN.s
 """The deadline for the token of a connection, which is closed after that."""
@@ -128,8 +128,8 @@ class FrameReceiver:
             raise
 
     def _serve(self, connection: socket.socket) -> None:
-        """Take in all frames of a connection, then confirm it: the other side waits for that, and a connection that
-        ends without it has failed."""
+        """Take in all frames of a connection, then confirm them. The task waits for the confirmation; a connection that
+        ends without one has failed."""
         with connection:
             try:
                 connection.settimeout(TOKEN_S)
@@ -158,8 +158,8 @@ class FrameReceiver:
         if body is None:
             return None
         if not body:
-            return ENTRY.empty_table()
-        return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), ENTRY)])
+            return NAMED_ENTRY.empty_table()
+        return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), NAMED_ENTRY)])
 
 
 def _not_accepted(error: Exception) -> EnvironmentFailure:

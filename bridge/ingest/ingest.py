@@ -1,15 +1,13 @@
 """Ingest: the delay topics go into the store, by Spark's query, and by a plain reader while the query does not serve.
 
-    thread   query     session | plan | up to the committed O (batch job) | stream --------------------------> stream
+    thread   query     session | plan | a large backlog (batch job) | stream ----------------------------> stream
              ingest    plain reader ------------------------------------------->|  asks for ends  |  plain reader ...
 
 Both readers start at the store's offsets and hand over by overlap: the store drops repeated records by their offsets.
 So the plain reader goes on until the query has come as far (watch/hand_over.py). A failed query is started anew the
 same way; while it stands still the plain reader reads (all waits with their deadlines: watch/waits.py). Both readers
-are also started anew when partitions come or go: a *run* is the reading for one assignment, and late frames of an
-earlier run are ignored. Before the committed O is reached, nothing is read beyond it: such records must not be
-dispatched (invariant I6), and could not be flushed, so that one partition's rows would fill the memory for another's.
-Partitions that join later delay nothing else, and are read on at once.
+are also started anew when partitions come or go: a *run* is the reading for one assignment, and the store refuses late
+frames of an earlier run for partitions that came after it.
 
 Both readers leave out batches that have ended a reader; these are read one by one (batches/suspects.py) before the
 query starts.
@@ -21,7 +19,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from functools import partial
-from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -34,18 +31,18 @@ from bridge.ingest.finish import Finish
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.plain_reader import NOTHING, Offsets, PlainReader, by_source, new_records
 from bridge.ingest.queries import Queries
-from bridge.ingest.query import Query
+from bridge.ingest.query import SparkQuery
 from bridge.ingest.watch.guarded import guarded
-from bridge.ingest.watch.hand_over import Readers
+from bridge.ingest.watch.reading import Reader, ReaderEvent, Reading
 from bridge.ingest.watch.stalls import jvm_stands_still
 from bridge.ingest.watch.waits import Then, Wait, Watch
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.errors import Closed
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,10 +63,9 @@ class Ingest:
         self,
         *,
         session: Future[SparkSession],
-        make_query: Callable[[SparkSession, FrameReceiver], Query],
+        make_query: Callable[[SparkSession, FrameReceiver], SparkQuery],
         make_reader: Callable[[], PlainReader],
-        store: TimerStore,
-        committed: Offsets,
+        store: Stores,
         log_starts: Callable[[Offsets], Offsets],
         all_epochs: Mapping[SourceName, DecodeEpochs],
         executor_host: str | None,
@@ -82,14 +78,14 @@ class Ingest:
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,
     ) -> None:
-        """`committed`: the committed O of every owned partition; `log_starts` looks up the starts of some logs. When
-        partitions come later, `all_epochs` already has theirs. `executor_host` is this machine's address for executors
-        elsewhere. `end_jvm` ends a JVM that stands still. `beat` is for the plain reader's thread, `beat_query` for the
-        query's."""
+        """`log_starts` looks up the starts of some logs. When partitions come, `all_epochs` already has theirs.
+        `executor_host` is this machine's address for executors elsewhere. `end_jvm` ends a JVM that stands still.
+        `beat` is for the plain reader's thread, `beat_query` for the query's."""
         self._make_reader = make_reader
         self._store = store
         self._all_epochs = all_epochs
-        self._finish = Finish(all_epochs)
+        self._finish: tuple[int, Finish] | None = None
+        """That of the last run: its epochs stay the same."""
         self._suspects = suspects
         self._clock = clock
         self._metrics = metrics
@@ -97,16 +93,13 @@ class Ingest:
         self._end_jvm = end_jvm
         self._beats = beat
         self._watch = Watch(clock)
-        self._shared = Readers(committed=committed)
+        self._reading = Reading()
         self._queries = Queries(
-            session=session, make_query=make_query, shared=self._shared, take=self._take, store=store,
+            session=session, make_query=make_query, reading=self._reading, take=self._take, store=store,
             suspects=suspects, log_starts=log_starts, executor_host=executor_host, clock=clock, watch=self._watch,
             beat=beat_query,
         )  # fmt: skip
-        self._taken = threading.Event()
         self._taking = threading.Lock()
-        self._assigning = threading.Lock()
-        self._runs = count(1)
         self._threads: list[threading.Thread] = []
         self._heard: set[SourceName] = set()
 
@@ -115,49 +108,25 @@ class Ingest:
     @property
     def reader(self) -> str:
         """Which reader serves: `spark` or `plain`."""
-        return "spark" if self._shared.query_serves.is_set() else "plain"
+        return "spark" if self._reading.reader is Reader.QUERY else "plain"
 
     def is_reading(self) -> bool:
         """Whether every partition is being read: new records then arrive at once."""
         heard = self._heard | self._suspects.held().keys()
-        return self._shared.query_serves.is_set() or heard >= self._shared.committed.keys()
+        return self._reading.reader is Reader.QUERY or heard >= self._store.next_offsets(self._store.run).keys()
 
     def restart(self, reason: str) -> None:
         """Have the query end, and start again at the store's offsets."""
         self._queries.restart(reason)
 
-    def join(self, committed: Offsets, add: Callable[[], bool], wait_s: float) -> bool | None:
-        """Partitions come: `add` puts them into the store while nothing is taken in, and returns whether it has.
-        Returns that result; None if something is being taken in for as long as `wait_s`, perhaps for lack of room."""
-        if not self._taking.acquire(timeout=wait_s):
-            return None
-        try:
-            if not add():
-                return False
-            with self._assigning:  # some may have left the store meanwhile
-                here, both = self._store.next_offsets(), {**self._shared.committed, **committed}
-                self._shared.committed = {name: offset for name, offset in both.items() if name in here}
-            self._finish = Finish(self._all_epochs)
-            self._begin_anew()
-        finally:
-            self._taking.release()
-        return True
-
-    def give_up(self, gone: Collection[SourceName]) -> None:
-        """Partitions have left the store."""
-        with self._assigning:
-            kept = self._shared.committed.items()
-            self._shared.committed = {name: offset for name, offset in kept if name not in gone}
+    def begin_anew(self, gone: Collection[SourceName] = ()) -> None:
+        """Partitions have come or gone."""
         self._suspects.forget(gone)
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._shared.run = next(self._runs)
         self.restart("assignment")
-        self._shared.query_serves.clear()
+        self._reading.advance(ReaderEvent.CHANGED)
 
     def note_log_ends(self, ends: Offsets) -> None:
-        self._shared.log_ends = ends
+        self._reading.log_ends = ends
 
     # ---- life
 
@@ -167,21 +136,9 @@ class Ingest:
             self._threads.append(thread)
             thread.start()
 
-    def catch_up(self, progress: Callable[[int, int], None]) -> None:
-        """Return when everything up to the committed offsets is in the store, or at a stop. `progress(done, total)`
-        counts offsets."""
-        begun = self._store.next_offsets()
-        total = sum(max(0, end - begun[name]) for name, end in self._shared.committed.items())
-        while not (self._shared.stopping.is_set() or self._store.is_caught_up()):
-            at = self._store.next_offsets()
-            progress(total - sum(max(0, end - at[name]) for name, end in self._shared.committed.items()), total)
-            self._taken.wait(LOOK_S)
-            self._taken.clear()
-
     def cancel(self) -> None:
         """Let everything end soon; failures from now on are consequences, and not reported."""
-        self._shared.stopping.set()
-        self._taken.set()
+        self._reading.stopping.set()
         self._queries.cancel()
 
     def stop(self, timeout_s: float = 8.0) -> None:
@@ -198,8 +155,8 @@ class Ingest:
             self._fail(InternalError("the store is closed", hint="Please report this.", code="DB-7001"))
 
     def _fail(self, error: BridgeError) -> None:
-        if not self._shared.stopping.is_set():
-            self._shared.stopping.set()
+        if not self._reading.stopping.is_set():
+            self._reading.stopping.set()
             self._on_fatal(error)
 
     # ---- the query's thread, looked after
@@ -207,7 +164,7 @@ class Ingest:
     def _beat(self, within_s: float | None = None) -> None:
         """Report the plain reader's thread as alive, and watch the query's, which may stand still with the JVM."""
         self._beats(within_s)
-        for wait, waited_s in [] if self._shared.stopping.is_set() else self._watch.over():
+        for wait, waited_s in [] if self._reading.stopping.is_set() else self._watch.over():
             if wait.then is Then.PLAIN_READS:
                 self._take_over(wait)
             else:
@@ -215,88 +172,75 @@ class Ingest:
                 self._end_jvm()
 
     def _take_over(self, wait: Wait) -> None:
-        if self._shared.query_serves.is_set() or self._shared.plain_rests.is_set():
+        if self._reading.advance(ReaderEvent.STANDS_STILL):
             log.warning("plain-reader-takes-over", waits_for=wait.waits_for, seconds=wait.s)
-        self._shared.query_serves.clear()
-        self._shared.plain_rests.clear()
 
     # ---- into the store
 
     def _take(self, run: int, entries: pa.Table, ends: Offsets, beat: Beat) -> None:
-        """Store entries. Called by any reader's thread, with its `beat`. Blocks while the store has no room. Records of
-        an earlier run may lie behind a gap: partitions may have come back since."""
-        finished = self._finish(entries)
+        """Store entries. Called by any reader's thread, with its `beat`. Blocks while the store has no room."""
+        if self._finish is None or self._finish[0] != run:
+            self._finish = run, Finish(dict(self._all_epochs))
+        finished = self._finish[1](entries)
         began_s = self._clock.monotonic_s()
         while not self._taking.acquire(timeout=LOOK_S):
             if not self._store.has_room():  # the other thread waits for room; otherwise it works, or hangs
                 beat()
         try:
-            if run != self._shared.run:
-                return
-            before = self._store.next_offsets()
-            self._store.append(finished, ends, self._clock.now_ms(), beat)
-            for topic, new in new_records(entries, before):
+            before = self._store.next_offsets(run)
+            self._store.append(finished, ends, self._clock.now_ms(), beat, run)
+            for topic, new in new_records(entries, before, self._store.next_offsets()):
                 self._metrics.ingested(topic, new)
         finally:
             self._taking.release()
         if len(entries):
             self._metrics.batch.observe(self._clock.monotonic_s() - began_s)
-        self._taken.set()
 
     # ---- the plain reader
 
     def _run_reader(self) -> None:
         reader = self._make_reader()
         try:
-            while not self._shared.stopping.is_set():
-                if self._shared.query_serves.is_set():
-                    self._stand_by(reader)
-                elif self._shared.plain_rests.is_set():
-                    self._beat()
-                    self._shared.stopping.wait(LOOK_S)
-                else:
-                    self._read(reader)
+            work = {Reader.PLAIN: self._read, Reader.JOB: self._rest, Reader.QUERY: self._stand_by}
+            while not self._reading.stopping.is_set():
+                work[self._reading.reader](reader)
             self._suspects.rests()  # an end by an error, perhaps for lack of memory, leaves its mark
         finally:
             reader.close()
 
     def _read(self, reader: PlainReader) -> None:
-        """Read until the query serves, or the assignment changes; up to the committed offsets first."""
-        run, until, without = self._shared.run, self._shared.committed, self._suspects.names
-        while not self._store.is_caught_up():
-            behind = {name: at for name, at in self._trusted().items() if at < until.get(name, 0)}
-            self._begin(reader, behind)
-            while not (self._store.is_caught_up() or self._is_relieved(run, without)):
-                self._read_once(run, reader, until)
-            if self._is_relieved(run, without):
-                return
-        self._begin(reader, self._trusted())
+        """Read until the query serves, or the assignment changes."""
+        run, without = self._store.run, self._suspects.names
+        self._begin(reader, self._trusted(run))
         self._heard.clear()
         while not self._is_relieved(run, without):
-            self._read_once(run, reader, None)
+            self._read_once(run, reader)
 
-    def _trusted(self) -> dict[SourceName, int]:
-        return self._suspects.trusted(self._store.next_offsets())
+    def _rest(self, _: PlainReader) -> None:
+        self._beat()
+        self._reading.stopping.wait(LOOK_S)
+
+    def _trusted(self, run: int) -> dict[SourceName, int]:
+        return self._suspects.trusted(self._store.next_offsets(run))
 
     def _begin(self, reader: PlainReader, at: Offsets) -> None:
+        self._reading.read_to = dict(at)  # a log that was cut may end below the offsets of the last run
         self._suspects.reading(at)
         reader.assign(at)
 
     def _is_relieved(self, run: int, without: Collection[SourceName]) -> bool:
-        is_ended = self._is_over(run) or without != self._suspects.names
-        return is_ended or self._shared.query_serves.is_set() or self._shared.plain_rests.is_set()
+        return self._is_over(run) or without != self._suspects.names or self._reading.reader is not Reader.PLAIN
 
-    def _read_once(self, run: int, reader: PlainReader, until: Offsets | None) -> None:
+    def _read_once(self, run: int, reader: PlainReader) -> None:
         self._beat()
         if not self._store.has_room():
-            self._shared.stopping.wait(LOOK_S)
+            self._reading.stopping.wait(LOOK_S)
             return
-        read = reader.poll(until)
+        read = reader.poll()
         if read.ends:
             self._take(run, read.entries, read.ends, self._beat)
-            self._shared.read_to |= {name: int(offsets[-1]) + 1 for name, offsets in by_source(read.entries)}
-            if until is None:
-                self._heard.update(read.ends)
+            self._reading.read_to |= {name: int(offsets[-1]) + 1 for name, offsets in by_source(read.entries)}
+            self._heard.update(read.ends)
             self._suspects.reading(self._store.next_offsets())
         for name, why in read.left.items():
             self._suspects.suspect({name: self._store.next_offsets().get(name, 0)}, why)
@@ -306,13 +250,13 @@ class Ingest:
         transaction markers and aborted records, which the query does not report."""
         reader.assign({})
         self._suspects.rests()
-        run, starved = self._shared.run, dict[SourceName, int]()
+        run, starved = self._store.run, dict[SourceName, int]()
         while not self._is_relieved_of_standing_by(QUIET_S):
             quiet_at = self._store.next_offsets()
             if self._is_relieved_of_standing_by(QUIET_S):
                 return
-            at = {name: end for name, end in self._trusted().items() if quiet_at.get(name) == end}
-            behind = {name: end for name, end in at.items() if self._shared.log_ends.get(name, end) > end}
+            at = {name: end for name, end in self._trusted(run).items() if quiet_at.get(name) == end}
+            behind = {name: end for name, end in at.items() if self._reading.log_ends.get(name, end) > end}
             starved = {name: times for name, times in starved.items() if name in behind}
             if behind and self._store.has_room():
                 for name in self._ask(run, reader, behind):
@@ -324,35 +268,35 @@ class Ingest:
 
     def _is_relieved_of_standing_by(self, wait_s: float) -> bool:
         """Wait; True as soon as the plain reader must read again, or at a stop."""
-        self._await(lambda: not self._shared.query_serves.is_set(), wait_s, self._beat)
-        return self._shared.stopping.is_set() or not self._shared.query_serves.is_set()
+        self._await(lambda: self._reading.reader is not Reader.QUERY, wait_s, self._beat)
+        return self._reading.stopping.is_set() or self._reading.reader is not Reader.QUERY
 
     def _ask(self, run: int, reader: PlainReader, at: Offsets) -> set[SourceName]:
         """Take in the ends of those partitions without further records; returns the others."""
         until_s = self._clock.monotonic_s() + Wait.ENDS_OF_QUIET.s
-        known, filled = reader.ask(at, self._beat, lambda: self._clock.monotonic_s() >= until_s)
-        if known:
-            self._take(run, NOTHING, known, self._beat)
+        ends, filled = reader.ask(at, self._beat, lambda: self._clock.monotonic_s() >= until_s)
+        if ends:
+            self._take(run, NOTHING, ends, self._beat)
         return filled
 
     def _await(self, condition: Callable[[], bool], at_most_s: float, beat: Beat) -> None:
         until_s = self._clock.monotonic_s() + at_most_s
-        while not (condition() or self._shared.stopping.wait(LOOK_S) or self._clock.monotonic_s() >= until_s):
+        while not (condition() or self._reading.stopping.wait(LOOK_S) or self._clock.monotonic_s() >= until_s):
             beat()
 
     # ---- batches
 
     def _run_batches(self) -> None:
-        while not self._shared.stopping.wait(LOOK_S if self._suspects.names else IDLE_LOOK_S):
+        while not self._reading.stopping.wait(LOOK_S if self._suspects.names else IDLE_LOOK_S):
             if not self._suspects.names:
                 continue
-            run = self._shared.run
+            run = self._store.run
             is_over = partial(self._is_over, run)
             if self._suspects.look(self._store.next_offsets(), partial(self._take_batches, run), is_over):
                 self.restart("readable-again")
 
     def _is_over(self, run: int) -> bool:
-        return self._shared.stopping.is_set() or run != self._shared.run
+        return self._reading.stopping.is_set() or run != self._store.run
 
     def _take_batches(self, run: int, entries: pa.Table, ends: Offsets) -> None:
         self._await(self._store.has_room, inf, unwatched)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import (
     OFFSET_END,
     TIMESTAMP_LOG_APPEND_TIME,
@@ -27,19 +29,24 @@ from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode_records import decode_records
 from bridge.kafka.construction import made
 from bridge.kafka.errors import records_gone
+from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.received import Record, headers_of
-from timerstore.rows.position import OFFSET_MAX
-from timerstore.rows.sources import SourceName
+from timerstore.clock import Clock
 
 Offsets = Mapping[SourceName, int]
 
 RECORDS_MAX: Final = 2_000
+BYTES_MAX: Final = 1 << 20
 POLL_S: Final = 0.2
 WAKE_S: Final = 1.0
 """A shorter time-out would end the connection of a slower broker."""
 GATHER_S: Final = 0.01
 """The wait after the first record: single records cost more in overhead than in work."""
+WAIT_SHARE: Final = 4
+LATEST_S: Final = 0.2
+"""A record waits for others for this share (1 / 4) of the time until it is due, up to LATEST_S, as in the query's
+frames (java/FrameWriter.java): a batch costs as much as a hundred records for each of its partitions."""
 
 UNREADABLE: Final = (
     KafkaError._BAD_MSG,
@@ -83,11 +90,16 @@ class PlainReader:
     """See the module. For one thread."""
 
     def __init__(
-        self, properties: Mapping[str, Any], group: str, all_epochs: Mapping[SourceName, DecodeEpochs]
+        self,
+        properties: Mapping[str, Any],
+        group: str,
+        all_epochs: Mapping[SourceName, DecodeEpochs],
+        clock: Clock,
     ) -> None:
         """`group` is one that the bridge has rights on; the reader neither joins it nor commits anything. Raises
         EnvironmentFailure."""
         self._all_epochs = all_epochs
+        self._clock = clock
         self._consumer = made("for reading", lambda: Consumer({**properties, **FORCED, "group.id": group}))
         self._unreadable: set[SourceName] = set()
         self._paused: set[SourceName] = set()
@@ -114,20 +126,39 @@ class PlainReader:
         with suppress(KafkaException):  # the request alone wakes the thread
             self._consumer.offsets_for_times(ends, WAKE_S)
 
-    def poll(self, until: Offsets | None = None) -> Read:
-        """The records that arrive within POLL_S. `until` are exclusive ends at which partitions are left for now.
+    def poll(self) -> Read:
+        """The records that arrive within POLL_S, and those that follow while these may wait. Raises StateError for gone
+        records, EnvironmentFailure for lasting errors."""
+        read, parts, leave_s, wait_s = Read(entries=NOTHING), list[pa.Table](), inf, POLL_S
+        while wait_s > 0:
+            records = self._records(wait_s, read)
+            if records:
+                parts.append(decode_records(records, self._all_epochs))
+                leave_s = min(leave_s, self._leave_s(parts[-1]))
+            is_full = sum(map(len, parts)) >= RECORDS_MAX or sum(each.nbytes for each in parts) >= BYTES_MAX
+            is_over = not parts or read.left or is_full
+            wait_s = 0.0 if is_over else leave_s - self._clock.monotonic_s()
+        if parts:
+            read.entries = pa.concat_tables(parts).combine_chunks()
+        return read
 
-        Raises StateError for gone records, EnvironmentFailure for lasting errors."""
-        first = self._consumer.poll(POLL_S)
+    def _leave_s(self, entries: pa.Table) -> float:
+        """The latest time of the store for these; a replacement acts when it is read."""
+        is_urgent = pc.any(entries.column("replace")).as_py()
+        left_ms = 0 if is_urgent else max(0, pc.min(entries.column("at")).as_py() - self._clock.now_ms())
+        return self._clock.monotonic_s() + min(left_ms / 1_000 / WAIT_SHARE, LATEST_S)
+
+    def _records(self, wait_s: float, read: Read) -> list[Record]:
+        """The records that arrive in this time; `read` gets their ends."""
+        first = self._consumer.poll(wait_s)
         messages = [] if first is None else [first, *self._consumer.consume(RECORDS_MAX - 1, GATHER_S)]
         records: list[Record] = []
-        read = Read(entries=NOTHING)
         for message in messages:
             name = (message.topic() or "", message.partition() or 0)
             error = message.error()
             if error is not None:
-                self._judge(error, name, message, read, until)
-            elif name not in self._unreadable and (until is None or (message.offset() or 0) < until[name]):
+                self._judge(error, name, message, read)
+            elif name not in self._unreadable:
                 record = _record(message)
                 if record is None:
                     self._leave(name, "the name of a header is not UTF-8", read)
@@ -135,12 +166,7 @@ class PlainReader:
                     records.append(record)
                     read.ends[name] = record.offset + 1
                     read.at_end.discard(name)
-            elif name not in self._unreadable and until is not None:
-                read.ends[name] = until[name]  # there is no record between the last one and this end
-                self._pause(name)
-        if records:
-            read.entries = decode_records(records, self._all_epochs)
-        return read
+        return records
 
     def ask(
         self, at: Offsets, beat: Callable[[], None], is_over: Callable[[], bool]
@@ -160,14 +186,12 @@ class PlainReader:
     def close(self) -> None:
         self._consumer.close()
 
-    def _judge(self, error: KafkaError, name: SourceName, message: Message, read: Read, until: Offsets | None) -> None:
+    def _judge(self, error: KafkaError, name: SourceName, message: Message, read: Read) -> None:
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             if name not in self._unreadable:
-                end = message.offset() or 0
-                read.ends[name] = end if until is None else min(end, until[name])
-                if read.ends[name] == end:
-                    read.at_end.add(name)
+                read.ends[name] = message.offset() or 0
+                read.at_end.add(name)
         elif code in UNREADABLE:
             self._leave(name, error.str(), read)
         elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -206,11 +230,12 @@ def by_source(entries: pa.Table) -> list[tuple[SourceName, np.ndarray[tuple[int]
     return [((names[key >> 32], key & 0xFFFFFFFF), offset[keys == key]) for key in np.unique(keys).tolist()]
 
 
-def new_records(entries: pa.Table, before: Offsets) -> list[tuple[str, int]]:
-    """The number of entries at or behind these offsets, by topic and partition; their topics."""
+def new_records(entries: pa.Table, before: Offsets, after: Offsets) -> list[tuple[str, int]]:
+    """The number of entries from one of these offsets to the other, by topic and partition; their topics."""
     counts = (
-        (topic, int(np.count_nonzero(offsets >= before.get((topic, partition), OFFSET_MAX))))
-        for (topic, partition), offsets in by_source(entries)
+        (name[0], int(np.count_nonzero((offsets >= before[name]) & (offsets < after[name]))))
+        for name, offsets in by_source(entries)
+        if name in before and name in after
     )
     return [(topic, count) for topic, count in counts if count]
 

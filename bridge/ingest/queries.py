@@ -1,6 +1,6 @@
 """The thread of queries: it starts the session's query, watches it, and starts it anew.
 
-    session | slots, plan | up to the committed O: plain reader, or a batch job | stream: both read --> the query serves
+    session | slots, plan | a large backlog: a batch job | stream: both read --> the query serves
 
 watch/waits.py has its deadlines, and the actions after them. A call into a JVM that stands still does not return; the
 plain reader's thread detects that, and acts.
@@ -23,19 +23,20 @@ from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.plain_reader import NOTHING, Offsets, by_source
-from bridge.ingest.query import Query, too_few_slots
-from bridge.ingest.watch.hand_over import HandOver, Readers
+from bridge.ingest.query import SparkQuery, too_few_slots
+from bridge.ingest.watch.hand_over import HandOver
+from bridge.ingest.watch.reading import Reader, ReaderEvent, Reading
 from bridge.ingest.watch.stalls import Laggards, session_missing
 from bridge.ingest.watch.waits import Wait, Watch
 from bridge.kafka.errors import records_gone
 from bridge.spark.errors import JAVA_ENDED, failures_named, named_failure, ranges
 from bridge.spark.scratch import in_memory
 from bridge.spark.session import quiet, want
+from bridge.stores.names import SourceName
+from bridge.stores.stores import DELIVERS, Life, Stores
 from bridge.telemetry.heartbeats import Beat
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +49,7 @@ FAILURES_MAX: Final = 5
 """The limit of failed queries in a row without a record between them."""
 PAUSE_S_MAX: Final = 16.0
 JOB_RECORDS_MIN: Final = 50_000
-"""Fewer records are left to the plain reader, which reads them within two seconds."""
+"""Fewer records are left to the plain reader and the stream."""
 
 
 class Take(Protocol):
@@ -64,10 +65,10 @@ class Queries:
         self,
         *,
         session: Future[SparkSession],
-        make_query: Callable[[SparkSession, FrameReceiver], Query],
-        shared: Readers,
+        make_query: Callable[[SparkSession, FrameReceiver], SparkQuery],
+        reading: Reading,
         take: Take,
-        store: TimerStore,
+        store: Stores,
         suspects: Suspects,
         log_starts: Callable[[Offsets], Offsets],
         executor_host: str | None,
@@ -78,7 +79,7 @@ class Queries:
         """The arguments are those of Ingest; `watch` learns of the thread's waits."""
         self._session = session
         self._make_query = make_query
-        self._shared = shared
+        self._reading = reading
         self._take = take
         self._store = store
         self._suspects = suspects
@@ -87,7 +88,7 @@ class Queries:
         self._clock = clock
         self._watch = watch
         self._beats = beat
-        self.restart_reason: str | None = None
+        self.restart_reason = ""
         self._failure: Exception | None = None
         self._receiver: FrameReceiver | None = None
         self._hand_over: HandOver | None = None
@@ -114,8 +115,8 @@ class Queries:
         """Run one query after the other, until a stop. Raises BridgeError."""
         failures = 0
         session = self._await_session()
-        while session is not None and not self._shared.stopping.is_set():
-            self.restart_reason = None
+        while session is not None and not self._reading.stopping.is_set():
+            self.restart_reason = ""
             try:
                 self._run_query(session)
             except EnvironmentFailure as error:
@@ -123,23 +124,23 @@ class Queries:
                     self._sent[name] > at for name, at in self._query_start.items()
                 )
                 failures = 1 if has_sent else failures + 1
-                if not self._shared.stopping.is_set():
+                if not self._reading.stopping.is_set():
                     self._suspects.judge(error, failures, self._sent)
-                if self._shared.stopping.is_set() or error.code == JAVA_ENDED or failures > FAILURES_MAX:
+                if self._reading.stopping.is_set() or error.code == JAVA_ENDED or failures > FAILURES_MAX:
                     raise
                 pause_s = min(PAUSE_S_MAX, 2.0 ** (failures - 1))
                 log.warning("query-failed", reason=str(error), failures=failures, pause_s=pause_s)
                 self._await(lambda: False, pause_s)
             else:
                 failures = 0
-                if not self._shared.stopping.is_set():
-                    log.info("query-restarted", reason=self.restart_reason)
+                if not self._reading.stopping.is_set():
+                    log.info("query-restarted", reason=self.restart_reason or "partition-released")
 
     def _await_session(self) -> SparkSession | None:
         """The session; None at a stop. Spark's own failure has already been reported."""
         begun_s: float | None = None
         slow = Laggards(Wait.UP_TO_COMMITTED.s)
-        while not self._shared.stopping.is_set():
+        while not self._reading.stopping.is_set():
             self._beat()
             try:
                 return self._session.result(timeout=LOOK_S)
@@ -149,7 +150,8 @@ class Queries:
                     begun_s = now_s
                 if begun_s is not None and now_s >= begun_s + Wait.SESSION.s:
                     raise session_missing() from None
-                if slow.look({} if self._store.is_caught_up() else self._store.next_offsets(), now_s):
+                at = self._store.next_offsets()
+                if slow.look({name: at[name] for name in self._store.in_life(Life.CATCHING_UP) if name in at}, now_s):
                     want()
             except (BridgeError, CancelledError):
                 return None
@@ -157,23 +159,23 @@ class Queries:
 
     def _await(self, condition: Callable[[], bool], at_most_s: float = inf) -> None:
         until_s = self._clock.monotonic_s() + at_most_s
-        while not (condition() or self._shared.stopping.wait(LOOK_S) or self._clock.monotonic_s() >= until_s):
+        while not (condition() or self._reading.stopping.wait(LOOK_S) or self._clock.monotonic_s() >= until_s):
             self._beat()
 
     def _run_query(self, session: SparkSession) -> None:
         """Run one query, until it fails, stops, or must be restarted."""
-        self._failure, run = None, self._shared.run
+        self._failure, run = None, self._store.run
         self._query_start = dict(self._store.next_offsets())
         self._sent = dict(self._query_start)
         receiver = FrameReceiver(
             partial(self._take_frame, run), self._on_task, self._on_take_failure, self._executor_host
         )
         # One of the unsent records may be too large for the JVM: the operator must learn its place.
-        failures = failures_named("read the delay topics", self._shared.stopping.is_set, self._unread)
+        failures = failures_named("read the delay topics", self._reading.stopping.is_set, self._unread)
         try:
             with self._watch.waiting(Wait.CALL), in_memory() as directory, receiver, failures:
                 self._receiver = receiver
-                if not self._shared.stopping.is_set():
+                if not self._reading.stopping.is_set():
                     self._stream(run, self._make_query(session, receiver), directory)
         except BridgeError:
             self._raise_failure()  # Spark's error is a consequence
@@ -181,20 +183,23 @@ class Queries:
         self._raise_failure()
 
     def _unread(self) -> str:
-        return ranges(self._sent, {**self._shared.committed, **self._shared.log_ends})
+        committed = {name: state.offset for name, state in self._store.committed().items()}
+        return ranges(self._sent, {**committed, **self._reading.log_ends})
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _stream(self, run: int, query: Query, directory: Path) -> None:
+    def _stream(self, run: int, query: SparkQuery, directory: Path) -> None:
         self._hand_over = None
         self._await_slots(query)
-        query.warm_up(self._store.next_offsets())
-        self._read_up_to_committed(run, query)
+        query.warm_up(self._store.next_offsets(run))
+        self._await(lambda: self._is_over(run) or self._suspects.are_done(self._store.next_offsets()))
+        if not self._is_over(run):
+            self._read_backlog(run, query)
         if self._is_over(run):
             return
-        offsets = self._trusted()
+        offsets = self._trusted(run)
         self._must_be_there(offsets)
         self._query_start, self._sent = offsets, dict(offsets)
         hand_over = self._hand_over = HandOver(offsets, self._clock.monotonic_s())
@@ -203,54 +208,42 @@ class Queries:
             with self._watch.waiting(Wait.LOOK, Wait.JVM):
                 self._serve(run, streaming, hand_over)
         finally:
-            self._shared.query_serves.clear()
+            self._reading.advance(ReaderEvent.QUERY_ENDED)
             with quiet(query.session):
                 streaming.stop()
 
-    def _await_slots(self, query: Query) -> None:
+    def _await_slots(self, query: SparkQuery) -> None:
         """Wait for slots: a cluster's executors come one after the other, and partitions may be newer than the
         session."""
-        self._await(lambda: query.slots() >= len(self._shared.committed), Wait.SLOTS.s)
-        if not self._shared.stopping.is_set() and (slots := query.slots()) < len(self._shared.committed):
-            raise too_few_slots(slots, len(self._shared.committed))
+        self._await(lambda: query.slots() >= len(self._store.next_offsets()), Wait.SLOTS.s)
+        partitions = len(self._store.next_offsets())
+        if not self._reading.stopping.is_set() and (slots := query.slots()) < partitions:
+            raise too_few_slots(slots, partitions)
 
-    def _read_up_to_committed(self, run: int, query: Query) -> None:
-        """Return when the store has caught up. Small backlogs are left to the plain reader, unless it cannot read them.
-        Backlogs of partitions that joined later are left to the query, so that the others do not wait."""
-        slow = Laggards(Wait.UP_TO_COMMITTED.s)
-        while not (self._is_caught_up() or self._is_over(run)):
-            start = self._trusted()
-            end = {name: max(at, self._shared.committed.get(name, at)) for name, at in start.items()}
-            behind = {name: at for name, at in start.items() if at < end[name]}
-            stuck = slow.look(behind, self._clock.monotonic_s()) if self._store.has_room() else []
-            if stuck:
-                log.warning(
-                    "plain-reader-is-stuck", partitions=[f"{topic}/{p} at {behind[topic, p]}" for topic, p in stuck]
-                )
-            if stuck or sum(end[name] - at for name, at in behind.items()) >= JOB_RECORDS_MIN:
-                self._read_by_job(run, query, start, end)
-            self._shared.stopping.wait(LOOK_S)
-            self._beat()
+    def _read_backlog(self, run: int, query: SparkQuery) -> None:
+        """Read a large backlog below the committed offsets by a batch job, unless messages of other partitions are
+        delivered: their new records would be late."""
+        start, committed = self._trusted(run), self._store.committed()
+        end = {name: max(at, committed[name].offset) for name, at in start.items() if name in committed}
+        if sum(end[name] - start[name] for name in end) >= JOB_RECORDS_MIN and not self._store.in_life(*DELIVERS):
+            self._read_by_job(run, query, {name: start[name] for name in end}, end)
 
-    def _read_by_job(self, run: int, query: Query, start: Offsets, end: Offsets) -> None:
+    def _read_by_job(self, run: int, query: SparkQuery, start: Offsets, end: Offsets) -> None:
         """Read by a batch job, which ends, and reads all partitions at once."""
-        self._shared.plain_rests.set()  # the job is faster alone
+        self._reading.advance(ReaderEvent.JOB_BEGAN)  # it is faster alone
         try:
             with self._watch.waiting(Wait.JOB_FRAMES, Wait.CALL):
                 query.read(start, end)
             self._raise_failure()
             self._take(run, NOTHING, end, self._beat)
         finally:
-            self._shared.plain_rests.clear()
+            self._reading.advance(ReaderEvent.JOB_ENDED)
 
-    def _is_caught_up(self) -> bool:
-        return self._store.is_caught_up() and self._suspects.are_done(self._store.next_offsets())
-
-    def _trusted(self) -> dict[SourceName, int]:
-        return self._suspects.trusted(self._store.next_offsets())
+    def _trusted(self, run: int) -> dict[SourceName, int]:
+        return self._suspects.trusted(self._store.next_offsets(run))
 
     def _is_over(self, run: int) -> bool:
-        return self._shared.stopping.is_set() or run != self._shared.run
+        return self._reading.stopping.is_set() or run != self._store.run
 
     def _must_be_there(self, offsets: Offsets) -> None:
         """Refuse a log that starts later than these offsets: the source would be silent, or loop for ever."""
@@ -264,12 +257,11 @@ class Queries:
         while not (self._is_over(run) or self.restart_reason or self._failure is not None):
             self._beat()
             now_s = self._clock.monotonic_s()
-            if serves and not self._shared.query_serves.is_set():
+            if serves and self._reading.reader is not Reader.QUERY:
                 hand_over.begin_again(now_s)
-            serves = self._shared.query_serves.is_set()
-            if not serves and hand_over.is_over(self._sent, dict(self._shared.read_to), now_s):
-                serves = True
-                self._shared.query_serves.set()
+            serves = self._reading.reader is Reader.QUERY
+            if not serves and hand_over.is_over(self._sent, dict(self._reading.read_to), now_s):
+                serves = self._reading.advance(ReaderEvent.RELIEVED)
                 log.info("query-serves", seconds=round(now_s - began_s, 1))
             if streaming.awaitTermination(LOOK_S if serves else LOOK_S / 4):  # type: ignore[arg-type]
                 return
@@ -281,15 +273,15 @@ class Queries:
     def _take_frame(self, run: int, frame: pa.Table) -> None:
         stretches = by_source(frame)
         ends = {name: int(offsets[-1]) + 1 for name, offsets in stretches}
-        if run == self._shared.run and any(offsets[0] < self._sent.get(name, 0) for name, offsets in stretches):
+        if run == self._store.run and any(offsets[0] < self._sent.get(name, 0) for name, offsets in stretches):
             # A cluster has lost an executor, and runs its tasks again from their start, perhaps half an hour ago.
             self.restart("replayed")
         self._await(self._store.has_room)
         self._take(run, frame, ends, self._beat)
-        if run == self._shared.run:
+        if run == self._store.run:
             self._sent |= {name: max(self._sent.get(name, end), end) for name, end in ends.items()}
 
     def _on_take_failure(self, error: Exception) -> None:
         """Keep the failure: no later frame may be stored, which would skip the offsets of this one."""
-        if not self._shared.stopping.is_set():
+        if not self._reading.stopping.is_set():
             self._failure = error if isinstance(error, TimerStoreError) else named_failure("take in frames", error)

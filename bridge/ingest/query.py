@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode import decode
+from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
-from timerstore.rows.sources import SourceName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +32,7 @@ BATCH: Final = "30 minutes"
 """Duration of a batch in real-time mode: its end plans anew, which takes half a second."""
 
 
-class Query:
+class SparkQuery:
     """The plan, over `session`; `kafka_options` are the source's, `address` and `token` those of a FrameReceiver."""
 
     def __init__(

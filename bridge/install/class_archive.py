@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.decode import decode
 from bridge.ingest.frames import FrameReceiver
-from bridge.ingest.query import Query
+from bridge.ingest.query import SparkQuery
 from bridge.install import connector
 from bridge.settings.clients import java
 from bridge.settings.model import Settings
@@ -91,7 +91,7 @@ def _exercise(session: SparkSession, settings: Settings) -> None:
         FrameReceiver(lambda _: None, opened.set, lambda _: None) as receiver,
         tempfile.TemporaryDirectory() as directory,
     ):
-        query = Query(session, options, "classes", all_epochs, receiver.address, receiver.token)
+        query = SparkQuery(session, options, "classes", all_epochs, receiver.address, receiver.token)
         query.send(decode(session.range(RECORDS_MADE).selectExpr(*RECORDS), all_epochs))
         with suppress(Exception):  # no broker answers
             query.read(start, start)

@@ -211,7 +211,10 @@ class Cluster:
     ) -> dict[tuple[str, int], tuple[int, str | None]]:
         """A group's committed offset and metadata of each (topic, partition) with a commit. Does not wait for open
         transactions."""
-        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in partitions])
+        places = [TopicPartition(*place) for place in partitions]
+        if not places:
+            return {}
+        asked = ConsumerGroupTopicPartitions(group, places)
         futures = self._admin.list_consumer_group_offsets(
             [asked], require_stable=False, request_timeout=self._timeout_s
         )

@@ -33,10 +33,10 @@ from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.error_log import ErrorLog
 from bridge.kafka.errors import fenced, is_denied, is_fatal, is_fenced, kafka_error, may_pass
 from bridge.settings.time_budgets import USUAL
+from bridge.stores.names import SourceName
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.wire.committed_state import CommittedState, decode_metadata
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
 
 POLL_INTERVAL_S: Final = 0.1
 READ_SLICE_S: Final = 2.0

@@ -11,12 +11,12 @@ from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import TargetReport
 from bridge.runtime.gauges import Lag, largest
 from bridge.runtime.pipeline import Pipeline
+from bridge.stores.stores import Stores
 from bridge.telemetry.health import Health, Phase
 from bridge.telemetry.lateness import LatenessHistogram
 from bridge.telemetry.metrics import StoreSnapshot
 from timerstore.clock import Clock
 from timerstore.memory.pending import SLOT_MS
-from timerstore.store import TimerStore
 
 TARGETS_MAX: Final = 1_000
 COMPLETE: Final = ("connecting", "running")
@@ -50,7 +50,7 @@ class Answers:
     def phase(self) -> Phase:
         return self._health.phase
 
-    def pending(self) -> TimerStore | None:
+    def pending(self) -> Stores | None:
         """The store, once it is complete; None before."""
         pipeline = self._pipeline()
         return None if pipeline is None or self._health.phase.name not in COMPLETE else pipeline.store
@@ -68,7 +68,7 @@ class Answers:
             gauges=replace(self._gauges(), failing=failing),
             overdue=stats.pending_until[0],
             next_at_ms=store.waits_since_ms(),
-            behind_s=self._lag.behind_s(stats.ingested),
+            behind_s=self._lag.behind_s(store.next_offsets()),
             by_target=largest(stats.pending_by_target),
             lateness=self._lateness.recent(self._clock.monotonic_s()),
         )

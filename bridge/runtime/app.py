@@ -37,7 +37,6 @@ from bridge.runtime.answers import Answers
 from bridge.runtime.command_sender import CommandSender
 from bridge.runtime.credentials import Credentials, connect
 from bridge.runtime.gauges import Lag, snapshot
-from bridge.runtime.left_out import LeftOut
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.restart import Restart, set_back_again
 from bridge.runtime.stop_signals import stop_signals
@@ -45,15 +44,15 @@ from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.spark import session as spark
-from bridge.start.identity_watch import IdentityWatch, LookResult
+from bridge.start.identity_watch import IdentityWatch
+from bridge.stores.names import SourceName
 from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, Repeating, dispatcher_s
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from timerstore.clock import Clock, ClockWatch, SystemClock
-from timerstore.rows.sources import SourceName
 
 LOOK_INTERVAL_S: Final = 1.0
-CONNECTING_INTERVAL_S: Final = 0.05
+STARTING_INTERVAL_S: Final = 0.05
 STOP_S_MAX: Final = 9.0
 """The longest orderly stop; then the process ends at once, which is safe at any point."""
 SET_BACK_MS: Final = 5_000
@@ -72,7 +71,7 @@ class Notice(Enum):
 
     STOP = "a signal came, or the process must restart in place"
     REBASE = "the assignment changed"
-    REBUILD = "the index is damaged, or must be opened differently"
+    REBUILD = "a segment is damaged, or the index must be opened with other limits"
 
 
 def run_bridge(settings: Settings, read: Callable[[], Settings], redact: Redactor) -> None:
@@ -119,7 +118,6 @@ class Application:
         self._resuming: AbstractContextManager[object] = nullcontext()
         self._pauses = wiring.make_pauses(settings, clock)
         self._lag = Lag(clock)
-        self._left_out = LeftOut(clock)
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
@@ -136,17 +134,13 @@ class Application:
 
     def on_assigned(self, partitions: frozenset[SourceName]) -> None:  # noqa: ARG002 - a listener
         """The membership has new partitions."""
-        if self._pipeline is not None:
-            self._pipeline.cancel_start()
         self._events.put(Notice.REBASE)
 
     def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool, revocations: int) -> None:
         """The membership loses partitions: return once no open transaction carries them."""
         pipeline = self._pipeline
-        if pipeline is not None:
-            pipeline.cancel_start()
-            if lost:
-                pipeline.abandon()
+        if pipeline is not None and lost:
+            pipeline.abandon()
         goes_on = not lost and pipeline is not None and pipeline.give_up(partitions, revocations)
         if not (goes_on or self._dispatcher is None or self._dispatcher.quiesce()):
             log.warning("revoked-with-a-transaction-open", partitions=len(partitions), lost=lost)
@@ -301,9 +295,9 @@ class Application:
             hearts=self._hearts,
             on_fatal=self.on_fatal,
             on_rebuild=lambda: self._events.put(Notice.REBUILD),
+            on_held=lambda: self._events.put(Notice.REBASE),
             on_plan=wiring.plan_reader(self._pauses, planner),
             identity=self._identity,
-            look=self._look_at_identity,
         )
         self._resuming = wiring.make_resuming(context, self._pauses, commands, planner, lambda: self._pipeline)
         return context
@@ -322,9 +316,9 @@ class Application:
     def _next_event(self) -> Notice | BridgeError | None:
         """The next event, or None after a quiet interval. Consecutive changes become one event."""
         self._beat()
-        connecting = self._health.phase.name == "connecting"
+        is_starting = self._health.phase.name in ("catching-up", "connecting")
         try:
-            event = self._events.get(timeout=CONNECTING_INTERVAL_S if connecting else LOOK_INTERVAL_S)
+            event = self._events.get(timeout=STARTING_INTERVAL_S if is_starting else LOOK_INTERVAL_S)
         except queue.Empty:
             return None
         while event is Notice.REBASE and not self._events.empty():
@@ -338,7 +332,7 @@ class Application:
         if error.code != RECORDS_GONE or pipeline is None:
             raise error
         change = pipeline.look_at_identity(self._lag, is_told=True)
-        if change is LookResult.NONE and not self._identity.holds_any(pipeline.owned):
+        if not change and not self._identity.holds_any(pipeline.owned):
             raise error
         self._rebase(context, anew=True)
 
@@ -352,22 +346,18 @@ class Application:
                 if not self._identity.refuse(error, context.ownership.membership().partitions, delivered):
                     raise
 
-    def _owned(self, partitions: frozenset[SourceName]) -> frozenset[SourceName]:
-        """The group's partitions that are neither held nor left out. Raises BridgeError."""
-        return self._left_out.without(self._identity.without(partitions))
-
     def _follow(self, context: PipelineContext, *, anew: bool) -> None:
         """Let the pipeline follow the assignment; if it cannot, stop it and start another."""
         self._beat(START_S)
         member = context.ownership.membership()
-        owned = self._owned(member.partitions)
+        owned = self._identity.without(member.partitions)
         if self._pipeline is not None:
             self._metrics.rebalances.inc()
             if not anew and owned and self._pipeline.follow(owned, member):
                 return
             self._stop_pipeline()
             member = context.ownership.membership()
-            owned = self._owned(member.partitions)
+            owned = self._identity.without(member.partitions)
         if not owned:
             if member.partitions:
                 self._health.enter("held", reasons=self._identity.alarms())
@@ -377,7 +367,6 @@ class Application:
             return
         pipeline = self._pipeline = Pipeline(context, owned, member)
         if self._events.empty() and pipeline.start():  # otherwise the assignment is already out of date
-            self._health.enter("connecting", reasons=("waiting for the producer, all partitions and earlier commands",))
             self._look(context)
 
     def _stop_pipeline(self) -> None:
@@ -395,39 +384,33 @@ class Application:
     def _look(self, context: PipelineContext) -> None:
         """Update the lag and the warnings of /readyz, once a second."""
         pipeline = self._pipeline
+        self._beat()
         if pipeline is not None:
-            self._look_at_identity()
-        elif context.dispatcher.is_held:  # otherwise a transaction may still commit for held partitions
-            self._tell(self._identity.look(context.ownership, context.cluster))
+            is_changed = pipeline.look_at_identity(self._lag)
+        else:  # a transaction may still commit for held partitions until the dispatcher is held
+            is_changed = context.dispatcher.is_held and self._identity.look(context.ownership, context.cluster)
+        if is_changed:
+            self._events.put(Notice.REBASE)
         self._conditions.look(context.cluster)
         if pipeline is None or pipeline.store is None:
             return
         self._metrics.lateness.note(self._clock.monotonic_s())
         self._beat()
         pipeline.look_at_retention(self._lag)
-        if self._left_out.look(pipeline.blocked_by(), pipeline.store.next_offsets().keys()):
-            self._events.put(Notice.REBASE)
-        phase = self._health.phase.name
-        is_up = phase == "connecting" and context.dispatcher.wait_open(0) and pipeline.is_reading()
-        if is_up and not context.dispatcher.awaits_commands:
+        if self._health.phase.name != "running":
+            if pipeline.is_catching_up():
+                return
+            if not (context.dispatcher.wait_open(0) and pipeline.is_reading() and pipeline.is_delivering()):
+                self._health.enter(
+                    "connecting", reasons=("waiting for the producer, all partitions and earlier commands",)
+                )
+                return
             pending = pipeline.store.stats().pending
             log.info("ready", partitions=len(pipeline.store.next_offsets()), pending=pending, reader=pipeline.reader)
-            phase = "running"
-        if phase == "running":
-            impediments = pipeline.impediments()
-            parts = (self._identity, self._conditions, pipeline, self._credentials, self._left_out, self._pauses)
-            reasons = (*impediments, *(alarm for part in parts for alarm in part.alarms()))
-            self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
-
-    def _look_at_identity(self) -> LookResult:
-        """Look at the logs' identity; also during a start, which may catch up for a long time."""
-        self._beat()
-        return LookResult.NONE if self._pipeline is None else self._tell(self._pipeline.look_at_identity(self._lag))
-
-    def _tell(self, change: LookResult) -> LookResult:
-        if change is not LookResult.NONE:
-            self._events.put(Notice.REBUILD if change is LookResult.MENDED else Notice.REBASE)
-        return change
+        impediments = pipeline.impediments()
+        parts = (self._identity, self._conditions, pipeline, self._credentials, self._pauses)
+        reasons = (*impediments, *(alarm for part in parts for alarm in part.alarms()))
+        self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
 
     def _shut_down(self) -> None:
         self._stopping = True

@@ -27,11 +27,11 @@ from bridge.delivery.producer.transactional_ids import drop
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
 from bridge.kafka.errors import is_fatal, kafka_error
+from bridge.stores.names import SourceName
 from bridge.wire.answers import Answer
 from bridge.wire.commands import cancel_origin_headers, move_origin_headers
 from bridge.wire.headers import AS_DUE_MS, NEXT_MS, origins_text
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
 
 IN_FLIGHT_MAX: Final = 8_000
 """Limit of commands without an answer."""

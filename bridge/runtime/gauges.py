@@ -17,11 +17,11 @@ from bridge.kafka.admin import Cluster, Watermarks
 from bridge.settings.model import Settings
 from bridge.start.identity import Looked
 from bridge.start.retention import RetentionGuard
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.telemetry.metrics import StoreSnapshot
 from timerstore.clock import Clock
 from timerstore.memory.pending import OTHER_TARGETS
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 EDGES_MS: Final = (60_000, 300_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000)
 """The upper edges of `metrics.TIME_TO_GO`, without the last."""
@@ -45,14 +45,17 @@ class Lag:
         self._ends: dict[SourceName, Watermarks] = {}
         self._samples: list[tuple[float, dict[SourceName, Watermarks]]] = []
 
-    def refresh(self, cluster: Cluster, store: TimerStore, *, at_once: bool = False) -> dict[SourceName, Looked] | None:
+    def refresh(self, cluster: Cluster, store: Stores, *, at_once: bool = False) -> dict[SourceName, Looked] | None:
         """Look up the ends if that is due, or `at_once`; None if it is not due. Without an answer from the brokers, or
         without a leader, the old ends stay."""
         now_s = self._clock.monotonic_s()
         if not at_once and self._looked_s is not None and now_s - self._looked_s < REFRESH_INTERVAL_S:
             return None
         self._looked_s = now_s
-        ingested, committed = store.next_offsets(), store.committed_offsets()
+        committed, ingested = store.committed(), store.next_offsets()
+        ingested = {
+            name: at for name, at in ingested.items() if name in committed
+        }  # others have gone or come meanwhile
         try:
             marks = cluster.watermarks(sorted(ingested), of_all=False)
         except EnvironmentFailure as error:
@@ -62,7 +65,7 @@ class Lag:
             self._ends = {name: mark for name, mark in self._ends.items() if name in ingested} | marks
             self.note(now_s, marks, ingested)
         return {
-            name: Looked(expected=at, marks=marks.get(name), committed=committed.get(name, 0))
+            name: Looked(expected=at, marks=marks.get(name), committed=committed[name].offset)
             for name, at in ingested.items()
         }
 
@@ -94,7 +97,7 @@ class Lag:
 
 
 def snapshot(
-    store: TimerStore,
+    store: Stores,
     settings: Settings,
     now_ms: int,
     lag: Lag,
@@ -127,7 +130,7 @@ def snapshot(
         cancelled_total=stats.cancelled,
         tombstones=stats.tombstones,
         checkpoint_age_s=None if stats.checkpoint_ms is None else max(0, now_ms - stats.checkpoint_ms) / 1000,
-        consumer_lag=lag.of(stats.ingested),
+        consumer_lag=lag.of(store.next_offsets()),
         retention_headroom_s={} if guard is None else guard.headroom_s,
         trimmed_partitions={} if guard is None else guard.trimmed,
     )

@@ -1,6 +1,6 @@
 """Maintenance: the thread that flushes the store, loads its windows, reclaims and compacts its segments.
 
-One thread does all of it, as `timerstore.operations.maintenance` requires. Reclaiming frees space, so it precedes the
+One thread does all of it, for all partitions, as `Upkeep` requires. Reclaiming frees space, so it precedes the
 work that needs space. A full disk does not stop the loading of windows. A damaged segment is set aside, and the
 pipeline starts again from the other segments and Kafka.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
@@ -17,16 +17,19 @@ import structlog
 
 from bridge.errors import BridgeError
 from bridge.ingest.watch.guarded import guarded
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
+from bridge.stores.upkeep import Upkeep
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
 from timerstore.errors import Closed, DiskFull
-from timerstore.log.timerlog import read_window
-from timerstore.store import TimerStore
 
 BUSY_WAIT_S: Final = 0.05
 IDLE_WAIT_S: Final = 0.5
 RECLAIM_INTERVAL_S: Final = 1.0
+LEFT_INTERVAL_S: Final = 60.0
+"""The interval of looks at the indexes of partitions that other instances have."""
 COMPACT_INTERVAL_S: Final = 5.0
 """The interval of checks whether a compaction is worthwhile. A running one continues window by window."""
 COMPACT_AGAIN_S: Final = 60.0
@@ -38,13 +41,13 @@ log = structlog.get_logger("bridge.runtime.maintenance_thread")
 
 
 class MaintenanceThread:
-    """Runs `store.maintenance` until stopped. `on_corrupt` asks for a rebuild; `beat` is called before each step, even
+    """Runs `store.upkeep` until stopped. `on_corrupt` asks for a rebuild; `beat` is called before each step, even
     an idle one."""
 
     def __init__(
         self,
         *,
-        store: TimerStore,
+        store: Stores,
         clock: Clock,
         metrics: Metrics,
         on_corrupt: Callable[[], None],
@@ -62,9 +65,10 @@ class MaintenanceThread:
         self._compact_budget_s = SPARK_S + store.limits.segment_bytes_max / DISK_BYTES_PER_S
         self._stop = threading.Event()
         self._news = threading.Event()
-        self._asked: deque[Callable[[], bool]] = deque()
+        self._asked: deque[Callable[[], None]] = deque()
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._reclaimed_s = 0.0
+        self._left_s = 0.0
         self._flush_s = 0.0
         self._compact_s = 0.0
         self.disk_is_full = False
@@ -79,22 +83,25 @@ class MaintenanceThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def ask(self, work: Callable[[], bool]) -> None:
-        """Call `work` between two steps, repeatedly until it returns True. It may raise the same errors as a step."""
-        self._asked.append(work)
-        self._news.set()
-
-    def flush_now(self, timeout_s: float) -> bool:
-        """Flush between two steps; returns whether that was in time."""
+    def ask(self, work: Callable[[], object], timeout_s: float) -> bool:
+        """Call `work` between two steps; returns whether that was in time. It may raise the same errors as a step."""
         done = threading.Event()
 
-        def flush() -> bool:
-            self._try_flush()
+        def run() -> None:
+            work()
             done.set()
-            return True
 
-        self.ask(flush)
+        self._asked.append(run)
+        self._news.set()
         return done.wait(timeout_s)
+
+    def flush_now(self, timeout_s: float, names: Collection[SourceName] | None = None) -> bool:
+        """Flush these partitions (None: all) between two steps; returns whether that was in time."""
+        return self.ask(lambda: self._try_flush(self._store.upkeep_of(names)), timeout_s)
+
+    def pass_step(self, timeout_s: float) -> bool:
+        """Wait for the end of the present step; returns whether that was in time."""
+        return self.ask(lambda: None, timeout_s)
 
     @property
     def is_alive(self) -> bool:
@@ -102,9 +109,9 @@ class MaintenanceThread:
 
     def flush(self) -> None:
         """Flush once more after `stop`, so that a restart has little to read again. Ignores a full disk."""
-        self._store.maintenance.abandon_compaction()
+        self._store.upkeep.abandon_compaction()
         try:
-            self._flush()
+            self._flush(self._store.upkeep)
         except DiskFull as full:
             log.warning("flush-skipped", reason=full.message, hint=full.hint)
 
@@ -125,31 +132,32 @@ class MaintenanceThread:
         flushed = self._flush_due()
         if not (loaded or flushed or self.disk_is_full):
             self._compact()
-        stats = self._store.stats()
-        busy = loaded or flushed or stats.memtable_bytes or stats.segments or self._asked
+        busy = loaded or flushed or self._asked or self._store.upkeep.has_rows()
         return 0.0 if loaded else BUSY_WAIT_S if busy else IDLE_WAIT_S
 
     def _do_asked(self) -> None:
         while self._asked:
             self._beat(self._compact_budget_s)
-            if not self._asked[0]():
-                return  # a flush may be necessary first
-            self._asked.popleft()
+            self._asked.popleft()()
 
     def _reclaim(self) -> None:
         now_s = self._clock.monotonic_s()
         if now_s - self._reclaimed_s >= RECLAIM_INTERVAL_S:
             self._reclaimed_s = now_s
             try:
-                self._store.maintenance.reclaim(self._clock.now_ms())
+                self._store.upkeep.reclaim(self._clock.now_ms())
             except DiskFull as full:
                 self._note_full(full)
+        if now_s - self._left_s >= LEFT_INTERVAL_S:
+            self._left_s = now_s
+            if removed := self._store.remove_left(self._clock.now_ms()):
+                log.info("indexes-removed", partitions=removed)
 
     def _flush_due(self) -> bool:
         if self._clock.monotonic_s() < self._flush_s:
             return False
-        is_due = self._store.maintenance.flush_due(self._clock.now_ms())
-        if is_due and not self._try_flush():
+        is_due = self._store.upkeep.flush_due(self._clock.now_ms())
+        if is_due and not self._try_flush(self._store.upkeep, only_due=True):
             return False
         if self.disk_is_full:
             self.disk_is_full = False
@@ -162,58 +170,58 @@ class MaintenanceThread:
         if began_s < self._compact_s:
             return
         self._beat(self._compact_budget_s)
-        maintenance = self._store.maintenance
-        segments = self._store.stats().segments
+        upkeep = self._store.upkeep
+        segments = upkeep.segments()
         try:
-            window = maintenance.compaction_window(self._clock.now_ms())
-            if window is not None:
+            reading = upkeep.next_compaction(self._clock.now_ms())
+            if reading is not None:
                 self._beat()
-                maintenance.compact(window, read_window(window, self._store.sources))
+                upkeep.compact(reading, reading.read())
         except DiskFull as full:
             # A compaction needs space before it frees any. No other work depends on it.
             log.warning("compaction-put-off", reason=full.message, hint=full.hint)
             self._compact_s = began_s + COMPACT_AGAIN_S
             return
-        if window is not None:
+        if reading is not None:
             self._metrics.compaction.observe(self._clock.monotonic_s() - began_s)
             return
-        left = self._store.stats().segments
+        left = upkeep.segments()
         if left != segments:
             log.info("segments-compacted", before=segments, after=left)
         else:
             self._compact_s = began_s + COMPACT_INTERVAL_S
 
     def _load_window(self) -> bool:
-        window = self._store.wheel.next_window(self._clock.now_ms())
-        if window is None:
+        reading = self._store.upkeep.next_window(self._clock.now_ms())
+        if reading is None:
             return False
-        began_s = self._clock.monotonic_s()
-        admitted = self._store.wheel.admit(window, read_window(window, self._store.sources))
+        began_s, window = self._clock.monotonic_s(), reading.window
+        admitted = self._store.upkeep.admit(reading, reading.read())
         self._metrics.window.observe(self._clock.monotonic_s() - began_s)
         log.debug("window-loaded", segments=len(window.segments), until_ms=window.upper.at_ms, admitted=admitted)
         return True
 
-    def _try_flush(self) -> bool:
+    def _try_flush(self, upkeep: Upkeep, *, only_due: bool = False) -> bool:
         try:
-            self._flush()
+            self._flush(upkeep, only_due=only_due)
         except DiskFull as full:
             self._note_full(full)
             self._flush_s = self._clock.monotonic_s() + FLUSH_AGAIN_S
             return False
         return True
 
-    def _flush(self) -> None:
+    def _flush(self, upkeep: Upkeep, *, only_due: bool = False) -> None:
         self._beat(self._flush_budget_s)
         began_s = self._clock.monotonic_s()
-        flushed = self._store.maintenance.flush(self._clock.now_ms())
+        flushed = upkeep.flush(self._clock.now_ms(), only_due=only_due)
         if flushed.rows:
             self._metrics.flush.observe(self._clock.monotonic_s() - began_s)
             log.debug("segment-written", rows=flushed.rows, bytes=flushed.bytes)
 
     def _note_full(self, full: DiskFull) -> None:
         """Free the space of a running compaction: the flush needs it more."""
-        self._store.maintenance.abandon_compaction()
-        given = self._store.maintenance.drop_aside()
+        self._store.upkeep.abandon_compaction()
+        given = self._store.upkeep.drop_aside()
         if given:
             log.warning("set-aside-removed", files=given, reason=full.message)
         if not self.disk_is_full:

@@ -1,22 +1,20 @@
-"""The pipeline: a store that starts from the committed states; the query fills it, and the dispatcher empties it.
+"""The pipeline: stores that start from the committed states; the query fills them, and the dispatcher empties them.
+
+A partition that comes, at a start or by a change of the assignment, takes these steps (`_take_on`):
 
     plan        the committed (O, P), the first commits if due, and decode epochs: start/first_commits.py
-    open        the index of store.directory
+    open        the index of its directory
     catch up    read from the end of the index up to O; no delivery before (invariant I6)
-    run         ingest, maintenance, dispatcher; Spark's session may still be starting. Messages wait until commands
-                from before the start are read: delivery/commands_first.py
+    go live     once commands from before its arrival are read: delivery/commands_first.py
 
-The pipeline follows changes of the assignment: only the partitions that come or go are touched.
+A crash before its first commit leaves its committed state unchanged. One that goes (`give_up`):
 
-    go     flush; hold the dispatcher between two transactions (some 40 ms); remove their rows from the store; go on.
-           A crash is one before or after the revocation: only the flush is written
-    come   plan for them as at a start; count their rows in the index; add them to the store, where they are held until
-           they are read up to their O, and commands above it, too; hand them to the dispatcher. A crash before their
-           first commit leaves their committed states unchanged
+    flush       for two seconds at most
+    close       between two transactions, for which the dispatcher is held: some 40 ms. A crash is one before or after
+                the revocation: only the flush is written
 
-A second change in between drops partitions that have not come yet; they are planned anew. The pipeline is stopped and
-replaced if it cannot follow (no partition is left; the open transaction did not end; partitions were lost; the index
-must be opened differently), and after the discovery of a damaged segment.
+The pipeline is stopped and replaced if it cannot follow (no partition is left; the open transaction did not end;
+partitions were lost; the store must be opened with other limits), and after the discovery of a damaged segment.
 """
 
 from __future__ import annotations
@@ -29,14 +27,16 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from bridge.delivery.commands_first import Offsets
 from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.states import AT_REST
-from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.errors import BridgeError, EnvironmentFailure, StateError
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import PlainReader
-from bridge.ingest.query import Query
+from bridge.ingest.query import SparkQuery
 from bridge.ingest.watch.waits import Wait
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
@@ -47,21 +47,21 @@ from bridge.settings.clients import java, librdkafka
 from bridge.settings.model import Settings
 from bridge.spark.session import end_jvm, intact
 from bridge.start.facts import gather, plan_start
-from bridge.start.first_commits import StartFacts, StartPlan
-from bridge.start.identity_watch import IdentityWatch, LookResult
-from bridge.start.index import as_bridge_errors, find_index, open_index
+from bridge.start.first_commits import GONE, StartFacts, StartPlan
+from bridge.start.identity_watch import IdentityWatch
+from bridge.start.index import Indexes, as_bridge_errors, drop_earlier, find_index, find_indexes, make_stores, openings
 from bridge.start.retention import RetentionGuard, ingest_start
 from bridge.start.roll_window import Windows, decode_parameters, limits_of
 from bridge.start.suspects import make_suspects
+from bridge.stores.directory import StoreDirectory
+from bridge.stores.names import SourceName
+from bridge.stores.stores import DELIVERS, Life, Prepared, Stores
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
-from timerstore.operations import recovery
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,8 +71,8 @@ INGEST, QUERY, MAINTENANCE = "ingest", "query", "maintenance"
 
 FLUSH_S: Final = Wait.FLUSH_OF_GONE.s
 """The longest wait of a revocation for a flush, which saves reading again if the partitions come back soon."""
-JOIN_S: Final = Wait.ROOM_TO_JOIN.s
-"""The longest wait of new partitions for a batch in progress; then a flush may have to make room for the batch."""
+STEP_S: Final = Wait.STEP_OF_MAINTENANCE.s
+"""The longest wait of new partitions for the present step of maintenance, which may concern their directories."""
 END_S_MAX: Final = 5.0
 """The time of maintenance at the end of the process, which must take less than `app.STOP_S_MAX`."""
 
@@ -95,35 +95,37 @@ class PipelineContext:
     hearts: Heartbeats
     on_fatal: Callable[[BridgeError], None]
     on_rebuild: Callable[[], None]
+    on_held: Callable[[], None]
+    """Called when the partitions to deliver have changed."""
     identity: IdentityWatch
     on_plan: Callable[[StartPlan], None] = lambda _: None
     """Called before the first delivery from its partitions."""
-    look: Callable[[], LookResult] = lambda: LookResult.NONE
-    """The periodic look at the logs, by the thread that starts and follows; it requests a new pipeline itself."""
 
 
 class Pipeline:
     """See the module docstring. One thread calls `start`, `follow` and `stop`; any may call the others."""
 
     def __init__(self, context: PipelineContext, owned: frozenset[SourceName], member: Membership) -> None:
-        """`owned` are the partitions of `member` that are not left out."""
+        """`owned` are the partitions of `member` that are not held."""
         self._context = context
         self._owned = owned
         self._member = member
         self._changing = threading.RLock()
         """Guards the fields above and the two below: ownership changes in all parts together."""
         self._follows = False
-        self._joins = 0
         self._epochs: dict[SourceName, DecodeEpochs] = {}
         self._windows: Mapping[str, Windows] = {}
+        self._work: LongWork | None = None
+        self._to_read = 0
+        self._silent: frozenset[SourceName] = frozenset()
         self.topic_ids: Mapping[str, str] = {}
         """The ids of the delay topics at the start."""
         self._cancelled = threading.Event()
         self._ingest: Ingest | None = None
         self._suspects: Suspects | None = None
         self._maintenance: MaintenanceThread | None = None
-        self._found: recovery.Found | None = None
-        self.store: TimerStore | None = None
+        self._directory: StoreDirectory | None = None
+        self.store: Stores | None = None
         self.retention: RetentionGuard | None = None
 
     # ---- life
@@ -135,60 +137,58 @@ class Pipeline:
         context = self._context
         self._must_be_at_rest()
         context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
-        replaced, now_ms = context.identity.replaced, context.clock.now_ms()
-        found = self._found = find_index(context.settings, context.cluster, now_ms, without=replaced)
-        plan = self._plan(found, self._owned, self._member)
+        without, assigned = context.identity.replaced, context.ownership.assignment
+        directory = self._directory = find_index(context.settings, context.cluster, without=without, assigned=assigned)
+        indexes = find_indexes(directory, self._owned, context.clock.now_ms())
+        plan = self._plan(directory, indexes, self._owned, self._member)
         if plan is None or self._cancelled.is_set():
             return False
         self._windows = plan.windows
         self.retention = RetentionGuard(context.settings, plan.windows, context.clock, context.on_rebuild)
-        self.retention.expect(plan.states)
-        store = self.store = self._open(found, plan)
-        start = ingest_start(context.cluster, plan, store.resume_offsets(), store.held_below(plan.states), now_ms)
+        store = self.store = make_stores(directory, context.cluster, context.settings, plan)
+        self._maintenance = self._make_maintenance(store)
+        self._maintenance.start()
+        ingest = self._ingest = self._make_ingest(store)
+        work = LongWork(context.health, context.clock, "recovering", "partitions opened")
+        prepared = self._prepare(store, indexes, plan, work.report)
         log.info(
             "index-opened",
             partitions=len(self._owned),
-            without_index=sum(covered is None for covered in store.resume_offsets().values()),
-            read_again=sum(max(0, offset - start[name]) for name, offset in plan.committed.items()),
-            segments=store.stats().segments,
+            without_index=sum(covered is None for covered in prepared.resume_offsets().values()),
+            read_again=prepared.behind(),
+            segments=sum(each.stats().segments for each in prepared.stores.values()),
             reports=list(store.reports),
         )
-        store.start_at(start, {name: end for name, end in _ends(plan).items() if name in start})
-        self._maintenance = self._make_maintenance(store)
-        self._maintenance.start()
-        ingest = self._ingest = self._make_ingest(store, plan)
-        cut = recovery.unseen_cuts(found, plan.cuts).keys()
-        if cut and cut < plan.states.keys():  # they are read from the start of their logs; the others do not wait
-            store.assignment.postpone(cut, context.clock.now_ms())
-        if self._cancelled.is_set():
+
+        def resume(states: States, log_ends: Offsets) -> None:
+            context.dispatcher.resume(store, states, self._member.revocations, log_ends)
+
+        if not self._add(prepared, plan, self._member, resume):
             return False
-        work = LongWork(context.health, context.clock, "catching-up", "records up to the committed offsets")
         ingest.start()
-        ingest.catch_up(lambda done, total: self._catching_up(work, store, done, total))
-        if self._cancelled.is_set():
-            return False
-        with self._changing:
-            if self._cancelled.is_set():
-                return False
-            context.on_plan(plan)
-            context.dispatcher.resume(store, plan.states, self._member.revocations, _ends(plan))
-            self._follows = True
+        self._work = LongWork(context.health, context.clock, "catching-up", "records up to the committed offsets")
         return True
 
-    def _catching_up(self, work: LongWork, store: TimerStore, done: int, total: int) -> None:
-        """Report progress. A corrupt batch, a lost leader or lost records block only their partition, not the start."""
-        work.report(done, total)
-        silent = self._context.identity.silent & store.next_offsets().keys()
-        held = (silent | self.corrupt_batches().keys()) - set(store.assignment.joining())
-        if held:
-            store.assignment.postpone(held, self._context.clock.now_ms())
-        if self._context.look() is not LookResult.NONE:
-            self.cancel()
+    def is_catching_up(self) -> bool:
+        """Whether a partition that can be read is behind its committed O; reports the progress."""
+        store, work = self.store, self._work
+        behind = 0 if store is None else store.behind(self._unreadable())
+        if work is None or not behind:
+            self._work = None
+            return False
+        self._to_read = max(behind, self._to_read)
+        work.report(self._to_read - behind, self._to_read)
+        return True
 
-    def cancel_start(self) -> None:
-        """Cancel a start that has not finished. (A pipeline that finishes at this moment is replaced.)"""
-        if not self._follows:
-            self.cancel()
+    def is_delivering(self) -> bool:
+        """Whether all readable partitions are delivered, and at least one is."""
+        store = self.store
+        waiting = [] if store is None else store.in_life(Life.CATCHING_UP, Life.COMMANDS_FIRST)
+        return store is not None and bool(store.in_life(*DELIVERS)) and self._unreadable().issuperset(waiting)
+
+    def _unreadable(self) -> frozenset[SourceName]:
+        """The partitions with a corrupt batch, or without a leader at the last look."""
+        return self._silent.union(self.corrupt_batches())
 
     def cancel(self) -> None:
         """Let a running `start` return soon, and stop ingest."""
@@ -218,15 +218,15 @@ class Pipeline:
                 log.warning("last-flush-failed", reason=error.message, hint=error.hint)
         if self.store is not None:
             self.store.close()
-        if self._found is not None:
-            self._found.release()
-            self._found = None
+        elif self._directory is not None:
+            self._directory.release()
+        self._directory = None
         return True
 
     # ---- partitions that come and go
 
     def follow(self, owned: frozenset[SourceName], member: Membership) -> bool:
-        """Deliver `owned`, the partitions of `member` that are not left out, from now on. False if the pipeline must be
+        """Deliver `owned`, the partitions of `member` that are not held, from now on. False if the pipeline must be
         replaced. Raises as `start`."""
         with self._changing:
             if not self._follows or self._cancelled.is_set():
@@ -247,12 +247,12 @@ class Pipeline:
         """Give these partitions to another instance; `revocations` counts this revocation. Returns once no open
         transaction carries them; False if one still does, or if the pipeline must be replaced."""
         if self._follows and self._maintenance is not None:
-            self._maintenance.flush_now(FLUSH_S)
+            self._maintenance.flush_now(FLUSH_S, names)
         with self._changing:
             revocations = max(revocations, self._member.revocations)  # the flush may have outlasted another one
             at_rest = self._context.dispatcher.quiesce()
-            store, ingest, maintenance = self.store, self._ingest, self._maintenance
-            if not at_rest or not self._follows or store is None or ingest is None or maintenance is None:
+            store, ingest = self.store, self._ingest
+            if not at_rest or not self._follows or store is None or ingest is None:
                 self.abandon()
                 return False
             here = store.next_offsets().keys()
@@ -260,11 +260,9 @@ class Pipeline:
                 self.abandon()
                 return True
             gone = names & here
-            self._joins += 1  # partitions that have not come yet are planned anew
             if gone:
-                store.assignment.give_up(gone, self._context.clock.now_ms())
-                ingest.give_up(gone)
-                maintenance.ask(store.assignment.settle)
+                store.close_partitions(gone)
+                ingest.begin_anew(gone)
             self._owned = frozenset(here - names)
             self._member = replace(self._member, revocations=revocations)
             self._context.dispatcher.go_on_without(gone, revocations)
@@ -278,54 +276,68 @@ class Pipeline:
             self.cancel()
 
     def _take_on(self, come: frozenset[SourceName], member: Membership) -> bool:
-        """Begin to take on partitions; False if the pipeline must be replaced."""
-        store, ingest, maintenance = self.store, self._ingest, self._maintenance
-        if store is None or ingest is None or maintenance is None:
+        """Take on partitions; False if the pipeline must be replaced. Raises as `start`."""
+        store, maintenance, directory = self.store, self._maintenance, self._directory
+        if store is None or maintenance is None or directory is None or not come <= set(store.sources):
             return False
-        index = recovery.Found(
-            directory=store.state.directory, descriptor=-1, identity=store.state.identity,
-            checkpoint=store.state.checkpoint,
-        )  # fmt: skip
-        plan = self._plan(index, come, member)
+        if not maintenance.pass_step(STEP_S):
+            self._context.on_held()
+            return True
+        indexes = find_indexes(directory, come, self._context.clock.now_ms())
+        plan = self._plan(directory, indexes, come, member)
         if plan is None:
-            return True  # the assignment has changed again
-        progress, frozen, cuts = plan.progress, plan.frozen, plan.cuts
-        resume = store.assignment.resume_offsets(progress, frozen, plan.log_starts, cuts)
-        if resume is None or plan.gives_up_index or not self._spans(plan.windows):
+            return True  # the group says something else now
+        if not self._spans(plan.windows):
             return False
+        prepared = self._prepare(store, indexes, plan)
+        if self._add(prepared, plan, member, self._context.dispatcher.expect):
+            log.info("partitions-come", partitions=_names(come), read_again=prepared.behind())
+        return True
+
+    def _prepare(
+        self,
+        store: Stores,
+        indexes: Indexes,
+        plan: StartPlan,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Prepared:
+        """Open the stores of planned partitions. Raises StateError if messages may be lost, EnvironmentFailure."""
         now_ms = self._context.clock.now_ms()
-        start = ingest_start(self._context.cluster, plan, resume, store.held_below(resume), now_ms)
-        if self.retention is not None:
-            self.retention.expect(plan.states)
+        with as_bridge_errors():
+            prepared = store.prepare(openings(indexes, plan, now_ms), now_ms, progress)
+        try:
+            resume, held = prepared.resume_offsets(), prepared.held_below()
+            prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms), _ends(plan))
+        except BridgeError as error:
+            prepared.close()
+            # Else this version has committed before.
+            is_first = not self._follows and {*prepared.resume_offsets().values()} == {None}
+            if error.code == GONE and is_first and self._directory and self._directory.has_index_of_earlier_version():
+                hint = "Run the earlier version until the messages of this partition are delivered."
+                raise StateError(error.message, hint=hint, code=error.code) from error  # of the whole start
+            raise
+        return prepared
+
+    def _add(
+        self, prepared: Prepared, plan: StartPlan, member: Membership, expect: Callable[[States, Offsets], None]
+    ) -> bool:
+        """Hand planned partitions to all parts; `expect` is the dispatcher's. Returns whether it did: partitions do not
+        come if others were revoked meanwhile, and are planned anew."""
+        context = self._context
         with self._changing:
-            if member.revocations < self._member.revocations:
-                return True
-            self._owned |= come
-            turn = self._joins
-
-        def join() -> bool:
-            arrival = store.assignment.arrival(progress, frozen, cuts)
-
-            def add() -> bool:
-                with self._changing:
-                    if turn != self._joins or not self._follows:
-                        return False
-                    if store.assignment.resume_offsets(progress, frozen, plan.log_starts, cuts) != resume:
-                        self.abandon()
-                        self._context.on_rebuild()
-                        return False
-                    self._epochs.update({name: state.epochs for name, state in plan.states.items()})
-                    ends = _ends(plan)
-                    self._context.on_plan(plan)
-                    self._context.dispatcher.expect(plan.states, ends)
-                    store.assignment.join(arrival, plan.log_starts, start, ends, self._context.clock.now_ms())
-                behind = sum(max(0, offset - start[name]) for name, offset in plan.committed.items())
-                log.info("partitions-come", partitions=_names(come), read_again=behind)
-                return True
-
-            return ingest.join(plan.committed, add, JOIN_S) is not None
-
-        maintenance.ask(join)
+            store, ingest, retention = self.store, self._ingest, self.retention
+            is_late = self._cancelled.is_set() or member.revocations < self._member.revocations
+            if is_late or store is None or ingest is None or retention is None:
+                prepared.close()
+                return False
+            retention.expect(plan.states)
+            self._epochs.update({name: state.epochs for name, state in plan.states.items()})
+            context.on_plan(plan)
+            expect(plan.states, _ends(plan))
+            store.add(prepared)
+            ingest.begin_anew()
+            self._owned |= plan.states.keys()
+            self._follows = True
         return True
 
     def _spans(self, windows: Mapping[str, Windows]) -> bool:
@@ -347,10 +359,6 @@ class Pipeline:
         """`spark` or `plain`."""
         return "plain" if self._ingest is None else self._ingest.reader
 
-    def blocked_by(self) -> frozenset[SourceName]:
-        """Partitions that accept no writes and leave no room for all others."""
-        return frozenset() if self.store is None else self.store.blocked_by()
-
     def problems(self) -> list[str]:
         """Sentences about parts that have ended unexpectedly."""
         maintenance = self._maintenance
@@ -369,18 +377,20 @@ class Pipeline:
             return ("the disk is full: ingest waits, delivery goes on",)
         return ()
 
-    def look_at_identity(self, lag: Lag, *, is_told: bool = False) -> LookResult:
-        """Check the ends and the identity of the logs, if that is due, or at once after a reader's report
-        (`is_told`)."""
-        context, store = self._context, self.store
+    def look_at_identity(self, lag: Lag, *, is_told: bool = False) -> bool:
+        """Check the ends and the identity of the logs, if that is due, or at once after a reader's report (`is_told`).
+        Returns whether the partitions to deliver have changed."""
+        context, identity, store = self._context, self._context.identity, self.store
         if store is None:
-            return LookResult.NONE
+            return False
         looked = lag.refresh(context.cluster, store, at_once=is_told)
-        change = context.identity.look(
-            context.ownership, context.cluster, store, self.topic_ids, looked, is_told=is_told
-        )
+        if looked:
+            silent = frozenset(name for name, at in looked.items() if at.marks is None)
+            self._silent = silent if len(silent) < len(looked) else frozenset()  # without any answer nothing is known
+        context.dispatcher.commands_first.unreadable = self._unreadable()
+        change = identity.look(context.ownership, context.cluster, store, self.topic_ids, looked, is_told=is_told)
         if looked is not None:
-            context.dispatcher.notes.note_read(context.identity.read_under)
+            context.dispatcher.notes.note_read(identity.read_under)
         return change
 
     def look_at_retention(self, lag: Lag) -> None:
@@ -393,12 +403,14 @@ class Pipeline:
             self._context.dispatcher.notes.note_gone(self.retention.gone)
             if self.retention.must_flush and self._maintenance is not None:
                 self._maintenance.flush_now(0)
+            if self._directory is not None and self._directory.has_index_of_earlier_version():
+                drop_earlier(self._directory, self.store, self._member.partitions)
 
     def alarms(self) -> tuple[str, ...]:
         """Warnings for the operator while delivery continues."""
-        joining = [] if self.store is None else self.store.assignment.joining()
+        joining = [] if self.store is None else self.store.in_life(Life.CATCHING_UP)
         unread = () if self._suspects is None else self._suspects.alarms()
-        come = (f"new partitions are being read up to their committed offsets: {_names(joining)}",)
+        come = (f"partitions are being read up to their committed offsets: {_names(joining)}",)
         kept = () if self.retention is None else self.retention.alarms()
         return (*(come if joining else ()), *unread, *kept, *self._context.dispatcher.doubts.alarms())
 
@@ -415,7 +427,9 @@ class Pipeline:
                 code="DB-3034",
             )
 
-    def _plan(self, found: recovery.Found, owned: frozenset[SourceName], member: Membership) -> StartPlan | None:
+    def _plan(
+        self, directory: StoreDirectory, indexes: Indexes, owned: frozenset[SourceName], member: Membership
+    ) -> StartPlan | None:
         context = self._context
         limits = limits_of(context.cluster, sorted({topic for topic, _ in owned}))
         parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
@@ -426,11 +440,11 @@ class Pipeline:
         def facts() -> StartFacts | None:
             with as_bridge_errors():
                 facts = gather(
-                    context.ownership, context.cluster, owned, parameters=parameters, limits=limits, found=found,
-                    taken_back=context.dispatcher.doubts.torn.taken_back,
+                    context.ownership, context.cluster, owned, parameters=parameters, limits=limits, indexes=indexes,
+                    known=directory.known, taken_back=context.dispatcher.doubts.torn.taken_back,
                 )  # fmt: skip
             if context.identity.holds_cut(context.cluster, facts):
-                context.on_rebuild()
+                context.on_held()
                 return None
             return facts
 
@@ -440,48 +454,34 @@ class Pipeline:
             self.topic_ids = {**self.topic_ids, **{name[0]: state.topic_id for name, state in plan.states.items()}}
         return plan
 
-    def _open(self, found: recovery.Found, plan: StartPlan) -> TimerStore:
-        context = self._context
-        topics = context.cluster.topics(sorted(context.settings.delay_topics))
-        partitions = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
-        now_ms = context.clock.now_ms()
-        if plan.gives_up_index:
-            with as_bridge_errors():
-                found = recovery.give_up(found, now_ms)
-        self._found = None  # from here on the store owns the lock, even if the opening fails
-        work = LongWork(context.health, context.clock, "recovering", "segments opened")
-        return open_index(found, plan, context.settings, partitions, now_ms, work.report)
-
-    def _make_maintenance(self, store: TimerStore) -> MaintenanceThread:
+    def _make_maintenance(self, store: Stores) -> MaintenanceThread:
         context = self._context
         return MaintenanceThread(
             store=store, clock=context.clock, metrics=context.metrics,
             on_corrupt=context.on_rebuild, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
         )  # fmt: skip
 
-    def _make_ingest(self, store: TimerStore, plan: StartPlan) -> Ingest:
-        context, settings = self._context, self._context.settings
-        all_epochs = self._epochs = {name: state.epochs for name, state in plan.states.items()}
+    def _make_ingest(self, store: Stores) -> Ingest:
+        context, settings, all_epochs, clock = self._context, self._context.settings, self._epochs, self._context.clock
 
-        def make_query(session: SparkSession, receiver: FrameReceiver) -> Query:
+        def make_query(session: SparkSession, receiver: FrameReceiver) -> SparkQuery:
             prefix = f"{settings.group_id}-spark"
             session = intact(session, context.make_session)
-            return Query(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
+            return SparkQuery(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
-        suspects = self._suspects = make_suspects(settings, all_epochs, connector.jars, context.clock)
+        suspects = self._suspects = make_suspects(settings, all_epochs, connector.jars, clock)
         return Ingest(
             session=context.spark,
             make_query=make_query,
-            make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs),
+            make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs, clock),
             store=store,
-            committed=plan.committed,
             log_starts=lambda names: {
                 name: mark.start for name, mark in context.cluster.watermarks(sorted(names)).items()
             },
             all_epochs=all_epochs,
             executor_host=settings.spark.executor_host,
             suspects=suspects,
-            clock=context.clock,
+            clock=clock,
             metrics=context.metrics,
             on_corrupt=context.on_rebuild,
             on_fatal=context.on_fatal,

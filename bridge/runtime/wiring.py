@@ -34,7 +34,6 @@ from bridge.delivery.resuming import LOOK_S, Named, Resuming
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.pauses import Pauses
-from bridge.errors import StateError
 from bridge.http.logins import Logins
 from bridge.http.management import ManagementServer
 from bridge.http.protection import Protection
@@ -48,17 +47,18 @@ from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.spark import session as spark
 from bridge.spark.transactions import coordinators
+from bridge.start.facts import states_of_others
 from bridge.start.first_commits import StartPlan
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, Heartbeats, Repeating
 from bridge.telemetry.heartbeats import LOOK_S as ANSWER_S
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
-from bridge.wire.committed_state import CommittedState, decode_metadata
+from bridge.wire.committed_state import CommittedState
 from bridge.wire.headers import AS_DUE_MS
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,17 +132,12 @@ def make_resuming(
     """The thread that brings messages forward after a pause of their target."""
     settings, cluster = context.settings, context.cluster
 
-    def store() -> TimerStore | None:
+    def store() -> Stores | None:
         running = pipeline()
         return None if running is None or context.health.phase.name != "running" else running.store
 
     def read(partitions: Collection[SourceName]) -> Iterator[CommittedState]:
-        for name, (offset, metadata) in cluster.committed(settings.group_id, partitions).items():
-            try:
-                state = decode_metadata(name, offset, metadata)
-            except StateError:
-                continue  # another instance owns the partition, and reports the error
-            yield state
+        return (state for _, state in states_of_others(cluster, settings.group_id, partitions))
 
     def bring(named: Named) -> Sequence[Future[Sequence[Answer]]] | None:
         try:

@@ -42,8 +42,8 @@ DEAD_LETTER_SUFFIX: Final = ".dlt"
 TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 LEVELS_CHARS_MAX: Final = 1_040
-"""Length of the levels, in ms and separated by commas. They are part of the committed metadata of each partition, whose
-4,095 characters must hold them twice (old levels stay as long as their records), beside all other parts and some clock
+"""Length of the levels, in ms and separated by commas. The committed metadata of each partition has them twice, since
+old levels stay as long as their records. Its 4,095 characters must also have room for all other parts and some clock
 steps."""
 LEVEL_MS_MAX: Final = parse_duration_ms("36500d")
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.errors import records_gone
-from timerstore.rows.sources import SourceName
+from bridge.stores.names import SourceName
 
 Offsets = Mapping[SourceName, int]
 JAVA_ENDED: Final = "DB-3016"

@@ -1,1 +1,1 @@
-"""Decisions of a start: facts from Kafka and the store's directory, the start plan, the place to begin."""
+"""The start: facts from Kafka and the directory, the plan, and conditions that hold while the bridge runs, too."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -13,18 +14,21 @@ from bridge.kafka.admin import Cluster, Topic, Watermarks
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.roll_window import TopicLimits
-from bridge.wire.committed_state import CommittedState
+from bridge.stores.names import SourceName
+from bridge.wire.committed_state import CommittedState, decode_metadata
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.clock import Clock
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
-from timerstore.rows.sources import SourceName
 
 FIRST_COMMITS_S: Final = Wait.OTHERS_COMMITS.s
 """How long another instance has to make the first commits."""
 LOOK_S: Final = 0.2
 SILENT: Final = Watermarks(start=0, end=0)
 """Of a partition whose leader does not answer."""
+
+Known = Callable[[Collection[SourceName]], Collection[SourceName]]
+"""As `StoreDirectory.known`."""
 
 TakenBack = Callable[[Mapping[SourceName, CommittedState | None]], Mapping[SourceName, CommittedState]]
 """As `TornStates.taken_back`."""
@@ -74,11 +78,12 @@ def gather(
     *,
     parameters: Mapping[str, DecodeParameters],
     limits: Mapping[str, TopicLimits],
-    found: Found | None = None,
+    indexes: Mapping[SourceName, Found] = MappingProxyType({}),
+    known: Known = lambda _: (),
     taken_back: TakenBack = lambda _: {},
 ) -> StartFacts:
-    """The facts of the delay topics in `parameters`; `found` is the directory. The states of owned partitions that are
-    `taken_back` are committed first.
+    """The facts of the delay topics in `parameters`; `indexes` are those of owned partitions, and other ones may be
+    `known`. The states of owned partitions that are `taken_back` are committed first.
 
     Raises StateError when a topic does not exist, or the committed state of an owned partition cannot be read,
     SilentLogs where the leader of one does not answer, EnvironmentFailure without any answer, DiskFailure.
@@ -88,7 +93,8 @@ def gather(
     read = group.read_committed_states(names, strict=owned)
     read |= _committed_again(group, taken_back({name: read.get(name) for name in owned}))
     committed = {name: state for name, state in read.items() if state is not None}
-    covered = {} if found is None or found.checkpoint is None else found.checkpoint.offsets
+    lacking = set(names) & read.keys() - committed.keys()
+    covered = {n: each.checkpoint.offset for n, each in indexes.items() if each.checkpoint is not None}
     just_covered = {
         name for name, state in committed.items() if state.first_offset and covered.get(name) == state.first_offset
     }
@@ -101,9 +107,10 @@ def gather(
         parameters=parameters,
         committed=committed,
         limits=limits,
-        covered=covered,
+        covered={name: offset for name, offset in covered.items() if offset is not None},
+        known=frozenset(known(lacking)) if lacking else frozenset(),
         unreadable=frozenset(names) - read.keys(),
-        holds_given_up=found is not None and recovery.holds(found, just_covered & owned),
+        holds_given_up=frozenset(name for name in just_covered & owned if recovery.holds_rows(indexes[name])),
     )
 
 
@@ -145,18 +152,29 @@ def _must_answer(
         raise SilentLogs(held)
 
 
+def states_of_others(
+    cluster: Cluster, group_id: str, partitions: Collection[SourceName]
+) -> Iterator[tuple[SourceName, CommittedState]]:
+    """The readable committed states of other instances' partitions. Raises EnvironmentFailure."""
+    for name, (offset, metadata) in cluster.committed(group_id, partitions).items():
+        try:
+            yield name, decode_metadata(name, offset, metadata)
+        except StateError:
+            continue  # another instance owns the partition, and reports the error
+
+
 def _partitions(topics: Mapping[str, Topic]) -> list[SourceName]:
     return [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
 
 
 def _with_log(topics: Mapping[str, Topic], marks: Mapping[SourceName, Watermarks]) -> dict[str, TopicFacts]:
-    found = {}
+    facts = {}
     for name, topic in topics.items():
         mine = [marks.get((name, partition), SILENT) for partition in range(topic.partitions)]
-        found[name] = TopicFacts(
+        facts[name] = TopicFacts(
             topic_id=topic.topic_id,
-            log_start=tuple(each.start for each in mine),
-            log_end=tuple(each.end for each in mine),
-            log_epoch=tuple(each.epoch for each in mine),
+            log_start=tuple(log.start for log in mine),
+            log_end=tuple(log.end for log in mine),
+            log_epoch=tuple(log.epoch for log in mine),
         )
-    return found
+    return facts

@@ -25,6 +25,7 @@ from typing import Final
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Watermarks
 from bridge.start.roll_window import TopicLimits, Windows
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import (
     RESET,
     CommittedState,
@@ -35,12 +36,15 @@ from bridge.wire.committed_state import (
     merged,
 )
 from bridge.wire.decode_epochs import DecodeParameters
-from timerstore.rows.sources import Cuts, NamedState, NamedStep, SourceName
 
 ANOTHER_TOPIC: Final = "DB-4014"
 """The code of `another_topic`."""
 NO_TOPIC: Final = "DB-4016"
 """The code for a delay topic that does not exist."""
+
+
+GONE: Final = "DB-4012"
+"""The code for records of pending messages that are gone from the log, and from the index."""
 
 
 class SilentLogs(EnvironmentFailure):
@@ -81,9 +85,9 @@ class StartFacts:
 
     `owned` are this instance's partitions. For each delay topic with owned partitions: `topics`, the configured decode
     `parameters`, and `limits`. `committed` has the state of every partition of these topics with a commit, for any
-    owner; `unreadable` are other instances' partitions with an unreadable commit. `covered` is O_c of each partition in
-    the index's checkpoint. `holds_given_up`: the index has rows of a partition below an offset that an operator has
-    given up, and covers it just up to there.
+    owner; `unreadable` are other instances' partitions with an unreadable commit. `covered` is O_c of each partition's
+    index; `known` are partitions without a commit that have an index, whoever owns them now. `holds_given_up`:
+    partitions whose index has rows below an offset that an operator has given up, and ends just there.
     """
 
     owned: frozenset[SourceName]
@@ -92,8 +96,9 @@ class StartFacts:
     committed: Mapping[SourceName, CommittedState]
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
     covered: Mapping[SourceName, int] = field(default_factory=dict)
+    known: frozenset[SourceName] = frozenset()
     unreadable: frozenset[SourceName] = frozenset()
-    holds_given_up: bool = False
+    holds_given_up: frozenset[SourceName] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +129,8 @@ class StartPlan:
 
     By owned partition: `states` are the committed states with the decode epochs from now on; `log_marks` are the start
     and end of the log; `log_starts` are the offsets from which the log counts for the index. By delay topic: `windows`,
-    and `spare_ms`, the longest downtime before unfinished records are deleted (absent: unlimited). `gives_up_index`: an
-    operator has given up messages that the index may hold (`delay-bridge reset-offsets`).
+    and `spare_ms`, the longest downtime before unfinished records are deleted (absent: unlimited). `gives_up_index`:
+    partitions with messages in the index, perhaps, that an operator has given up (`delay-bridge reset-offsets`).
     """
 
     states: Mapping[SourceName, CommittedState]
@@ -133,29 +138,9 @@ class StartPlan:
     log_starts: Mapping[SourceName, int]
     windows: Mapping[str, Windows]
     spare_ms: Mapping[str, int]
-    gives_up_index: bool
+    gives_up_index: frozenset[SourceName]
     pauses: Said = ()
     """The pauses of targets, merged from all partitions."""
-
-    @property
-    def committed(self) -> dict[SourceName, int]:
-        """O by partition: ingest reads up to it before the first delivery (invariant I6)."""
-        return {name: state.offset for name, state in self.states.items()}
-
-    @property
-    def progress(self) -> dict[SourceName, NamedState]:
-        """(O, P) by partition, for the store."""
-        return {name: (state.offset, state.position) for name, state in self.states.items()}
-
-    @property
-    def cuts(self) -> dict[SourceName, Cuts]:
-        """The cuts of the logs, by partition."""
-        return {name: state.cuts for name, state in self.states.items()}
-
-    @property
-    def frozen(self) -> dict[SourceName, tuple[NamedStep, ...]]:
-        """Frozen steps by partition; partitions without steps are absent."""
-        return {name: state.frozen for name, state in self.states.items() if state.frozen}
 
     def ingest_start(
         self, covered: Mapping[SourceName, int | None], held: Mapping[SourceName, int]
@@ -211,11 +196,13 @@ def _plan(
         largest_ms = largest_roll_window_ms(state for (name, _), state in states.items() if name == topic)
         windows[topic] = Windows(current_ms=parameters.roll_window_ms, largest_ms=largest_ms)
     covered = facts.covered
-    gives_up = facts.holds_given_up or any(
-        covered[name] < state.first_offset for name, state in states.items() if name in covered
-    )
+    gives_up = {
+        name
+        for name, state in states.items()
+        if name in facts.holds_given_up or (name in covered and covered[name] < state.first_offset)
+    }
     # For a partition that was once given up, records outside the index do not count, wherever its log begins.
-    kept = {} if gives_up else covered
+    kept = covered.keys() - gives_up
     given_up = {name for name, state in states.items() if state.first_offset and name not in kept}
     return StartPlan(
         states=states,
@@ -227,7 +214,7 @@ def _plan(
             for topic, limits in facts.limits.items()
             if limits.retention_ms >= 0
         },
-        gives_up_index=gives_up,
+        gives_up_index=frozenset(gives_up),
         pauses=merged(pause for state in facts.committed.values() for pause in state.pauses),
     )
 
@@ -252,7 +239,7 @@ def another_topic(**fields: object) -> StateError:
 def _absent(facts: StartFacts, topic: str, committed: Mapping[int, CommittedState]) -> list[int]:
     """The partitions of a topic without a first commit. Raises StateError if an owned one lacks its commit for another
     reason; instances that do not own it go on."""
-    checkpointed = {partition for name, partition in facts.covered if name == topic}
+    checkpointed = {partition for name, partition in facts.known.union(facts.covered) if name == topic}
     counted = max((state.partitions for state in committed.values()), default=0)
     absent = []
     for partition, log_start in enumerate(facts.topics[topic].log_start):

@@ -27,7 +27,7 @@ from bridge.kafka.admin import Watermarks
 from bridge.kafka.errors import records_gone
 from bridge.kafka.leader_epochs import ReadStretch
 from bridge.start.first_commits import another_topic
-from timerstore.rows.sources import SourceName
+from bridge.stores.names import SourceName
 
 
 class PartitionDoubt(StrEnum):

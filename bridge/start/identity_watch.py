@@ -6,15 +6,14 @@ transactions, and neither reads, delivers nor commits it.
 The look after a cut mends the log, if the topic is still the same. These are the steps, with the cost of a crash right
 after each: 1. the partition is held (nothing: the next start, here or elsewhere, compares the log with the leader
 epochs of the committed state); 2. in Kafka, O goes back to the cut, and the cut gets a number (nothing: no index
-without that number is trusted); 3. the index is opened anew without the rows of that partition, which is read again
-from the log's start, and released.
+without that number is trusted); 3. the partition is released: its index is opened without its rows, and it is read
+again from the log's start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
@@ -24,7 +23,7 @@ from bridge.errors import BridgeError, EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Topic, Watermarks
 from bridge.kafka.leader_epochs import ReadStretch
 from bridge.kafka.membership import Ownership
-from bridge.start.first_commits import ANOTHER_TOPIC, NO_TOPIC, SilentLogs, StartFacts
+from bridge.start.first_commits import ANOTHER_TOPIC, GONE, NO_TOPIC, SilentLogs, StartFacts
 from bridge.start.identity import (
     EXPLAINED,
     PASSES,
@@ -36,11 +35,11 @@ from bridge.start.identity import (
     stretches,
 )
 from bridge.start.roll_window import TOO_SHORT
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 LOOK_S: Final = 5.0
 """The interval of looks while no partition is delivered."""
@@ -50,14 +49,6 @@ TOLD_S: Final = 86_400.0
 """The time for which /readyz reports a cut log."""
 
 log = structlog.get_logger("bridge.start.identity_watch")
-
-
-class LookResult(Enum):
-    """The consequence of a look."""
-
-    NONE = "nothing"
-    HELD = "the set of held partitions has changed"
-    MENDED = "the index must be opened anew"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +101,6 @@ class IdentityWatch:
         self._before: Mapping[SourceName, Looked] = {}
         self._replaced: frozenset[str] = frozenset()
         """Topics that were replaced, owned or not: the new ones need another process."""
-        self.silent: frozenset[SourceName] = frozenset()
-        """Partitions below their committed O whose leaders did not answer the last look, while others did."""
         self._looked_s = 0.0
         self._told: list[tuple[float, str]] = []
 
@@ -138,10 +127,10 @@ class IdentityWatch:
         return not self._holds.keys().isdisjoint(names)
 
     def refuse(self, error: BridgeError, owned: Collection[SourceName], delivered: Collection[SourceName] = ()) -> bool:
-        """Hold the partitions that `error` makes a start refuse, while others of `owned` are delivered. Returns whether
-        it held any. Without other partitions it holds none, unless the topic may soon exist again; at the process's own
-        start it holds only silent partitions. Unanswered requests concern the partitions that came beside `delivered`
-        ones."""
+        """Hold the partitions of `error`, which a start refuses, if others of `owned` are delivered. Returns whether it
+        held any. If all partitions are concerned, it holds them only if the topic may soon exist again. At the start of
+        the process it holds only silent partitions, and partitions with lost records. A request without an answer
+        concerns the partitions that are not `delivered` yet."""
         if isinstance(error, SilentLogs):
             self._hold(dict.fromkeys(error.partitions.intersection(owned), UNANSWERED))
             return True
@@ -155,7 +144,8 @@ class IdentityWatch:
             log.warning("identity-unknown", reason=str(error))
             self._hold(dict.fromkeys(come, UNANSWERED))
             return bool(come)
-        if not is_lasting or not self._ids or not new or not (is_missing or set(owned) - new - self._holds.keys()):
+        is_known = self._ids or error.code == GONE
+        if not is_lasting or not is_known or not new or not (is_missing or set(owned) - new - self._holds.keys()):
             return False
         if is_missing:
             self._hold({name: _Hold(doubt=PartitionDoubt.MISSING, error=None) for name in new})
@@ -199,16 +189,16 @@ class IdentityWatch:
         self,
         group: Ownership,
         cluster: Cluster,
-        store: TimerStore | None = None,
+        store: Stores | None = None,
         topic_ids: Mapping[str, str] = MappingProxyType({}),
         looked: Mapping[SourceName, Looked] | None = MappingProxyType({}),
         *,
         is_told: bool = False,
-    ) -> LookResult:
+    ) -> bool:
         """Look at the partitions that are delivered from `store` (`looked`; None: not due yet) and at the held ones.
 
         `topic_ids` are the ids at the start of the pipeline. `is_told`: a reader misses the records at its position.
-        Without an answer from the brokers nothing changes.
+        Returns whether the set of held partitions has changed: without an answer from the brokers nothing does.
         """
         now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
 
@@ -226,10 +216,8 @@ class IdentityWatch:
         self._ids = {**topic_ids, **self._ids}
         names = sorted({*self._ids, *(topic for topic, _ in self._holds)})
         if looked is None or not names or (not looked and now_s - self._looked_s < LOOK_S):
-            return LookResult.NONE
+            return False
         self._looked_s = now_s
-        behind = frozenset(name for name, at in looked.items() if at.marks is None and at.expected < at.read)
-        self.silent = behind if any(at.marks is not None for at in looked.values()) else frozenset()
         try:
             topics = cluster.topics(names)
             ids = {name: topic.topic_id for name, topic in topics.items()}
@@ -248,11 +236,10 @@ class IdentityWatch:
                 if name not in new
             }
             self._hold(new)
-            change = self._review(group, cluster, ids, given_up)
-            return LookResult.HELD if new and change is LookResult.NONE else change
+            return self._review(group, cluster, ids, given_up) or bool(new)
         except EnvironmentFailure as error:
             log.warning("identity-unknown", reason=error.message)
-            return LookResult.NONE
+            return False
 
     def alarms(self) -> tuple[str, ...]:
         """Sentences about held partitions and cut logs, for /readyz."""
@@ -331,33 +318,32 @@ class IdentityWatch:
 
     def _review(
         self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], held: Mapping[SourceName, _Hold]
-    ) -> LookResult:
+    ) -> bool:
         """Look again at held partitions that the pipeline has given up."""
-        changes = {LookResult.NONE}
+        is_changed = False
         for name, hold in held.items():
             try:
-                changes.add(self._reviewed(group, cluster, ids, name, hold))
+                is_changed |= self._is_changed(group, cluster, ids, name, hold)
             except EnvironmentFailure as error:  # the others are still reviewed, and new holds take effect
                 _warn([name], error.message)
             except StateError as error:
                 self._hold({name: _Hold(doubt=PartitionDoubt.REFUSED, error=error)})
-                changes.add(LookResult.HELD)
-        return next(change for change in (LookResult.MENDED, LookResult.HELD, LookResult.NONE) if change in changes)
+                is_changed = True
+        return is_changed
 
-    def _reviewed(
+    def _is_changed(
         self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], name: SourceName, hold: _Hold
-    ) -> LookResult:
+    ) -> bool:
         old_id, is_there = self._ids.get(name[0]), name[0] in ids
         if is_there and old_id not in (None, ids[name[0]]) and hold.error is None:
             self._hold({name: _Hold(doubt=PartitionDoubt.REPLACED, error=lasting_error(name, PartitionDoubt.REPLACED))})
-            return LookResult.HELD
-        if is_there and hold.doubt in PASSES:
-            self._release(name)
-            return LookResult.HELD
-        if not is_there or hold.cut is None or not self._mend(group, cluster, name, hold.cut):
-            return LookResult.NONE
+            return True
+        if not is_there or not (
+            hold.doubt in PASSES or (hold.cut is not None and self._mend(group, cluster, name, hold.cut))
+        ):
+            return False
         self._release(name)
-        return LookResult.MENDED
+        return True
 
     def _release(self, name: SourceName) -> None:
         self._holds = {other: hold for other, hold in self._holds.items() if other != name}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import structlog
@@ -11,17 +12,21 @@ import structlog
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster
 from bridge.settings.model import Settings
+from bridge.start.facts import states_of_others
 from bridge.start.first_commits import StartPlan
-from timerstore.disk.checkpoint import Identity
-from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError
+from bridge.stores.directory import StoreDirectory
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Life, Opening, Stores
+from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError, WrongIdentity
 from timerstore.limits import Limits
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 WINDOW_BYTES_MAX: Final = 40 << 20
 """Limit of a load window. While it is read, it is in memory twice: unsorted and sorted."""
+
+Indexes = Mapping[SourceName, Found]
+"""The index of each partition, as found."""
 
 log = structlog.get_logger("bridge.start.index")
 
@@ -37,45 +42,92 @@ def as_bridge_errors() -> Iterator[None]:
         raise StateError(error.message, hint=error.hint, code=error.code) from error
 
 
-def find_index(settings: Settings, cluster: Cluster, now_ms: int, *, without: Collection[str] = ()) -> Found:
-    """Lock store.directory and read its checkpoint. The rows of topics in `without`, which are not delivered, may
-    belong to another topic of the same name. Raises EnvironmentFailure, StateError."""
-    topic_ids = cluster.topic_ids(sorted(settings.delay_topics.keys() - set(without)))
-    identity = Identity(cluster_id=cluster.describe().cluster_id, topic_ids=topic_ids)
-    with as_bridge_errors():
-        found = recovery.find(settings.store.directory, identity, now_ms)
-    for report in found.reports:
-        log.error("checkpoint-corrupt", report=report)
-    return found
-
-
-def open_index(
-    found: Found,
-    plan: StartPlan,
+def find_index(
     settings: Settings,
-    partitions: Iterable[SourceName],
-    now_ms: int,
-    progress: Callable[[int, int], None],
-) -> TimerStore:
-    """The open store of the directory that was found; `partitions` are all partitions of the delay topics. The store
-    takes over the directory's lock, which is released on failure. Raises EnvironmentFailure, StateError.
-    """
+    cluster: Cluster,
+    *,
+    without: Collection[str] = (),
+    assigned: Callable[[], Collection[SourceName]] = frozenset,
+) -> StoreDirectory:
+    """Lock store.directory. Indexes of topics in `without`, which are not delivered, may belong to another topic of the
+    same name; `assigned` returns this instance's partitions. Raises EnvironmentFailure, StateError."""
+    topic_ids = cluster.topic_ids(sorted(settings.delay_topics.keys() - set(without)))
     with as_bridge_errors():
-        return TimerStore.open(
-            found,
-            partitions=partitions,
-            committed=plan.progress,
-            frozen=plan.frozen,
-            log_starts=plan.log_starts,
-            cuts=plan.cuts,
-            now_ms=now_ms,
-            limits=limits(settings, max(window.largest_ms for window in plan.windows.values())),
-            progress=progress,
-        )
+        is_spare = partial(spare, settings, cluster, assigned)
+        directory = StoreDirectory.take(settings.store.directory, cluster.describe().cluster_id, topic_ids, is_spare)
+    if directory.has_index_of_earlier_version():
+        log.warning("index-of-earlier-version", directory=str(directory.path), hint="It is rebuilt from Kafka.")
+    return directory
 
 
-def limits(settings: Settings, window_ms: int) -> Limits:
-    """The store's limits. Cancels are kept for `window_ms`, the largest roll window of any record."""
+def find_indexes(directory: StoreDirectory, names: Iterable[SourceName], now_ms: int) -> Indexes:
+    """The indexes of partitions. Raises EnvironmentFailure, StateError."""
+    indexes = {}
+    for name in sorted(names):
+        try:
+            indexes[name] = directory.find(name, now_ms)
+        except WrongIdentity as error:
+            topic, partition = name
+            raise StateError(
+                error.message, hint=error.hint, topic=topic, partition=partition, code=error.code
+            ) from error
+        except DiskFailure as error:
+            raise EnvironmentFailure(error.message, hint=error.hint, code=error.code) from error
+    for (topic, partition), index in indexes.items():
+        for report in index.reports:
+            log.error("checkpoint-corrupt", topic=topic, partition=partition, report=report)
+    return indexes
+
+
+def spare(
+    settings: Settings,
+    cluster: Cluster,
+    assigned: Callable[[], Collection[SourceName]],
+    names: Collection[SourceName],
+) -> set[SourceName]:
+    """The partitions among these whose indexes nobody needs: they are other instances', and by their committed states
+    Kafka has all records of pending messages."""
+    names = set(names).difference(assigned())
+    try:
+        states = dict(states_of_others(cluster, settings.group_id, names))
+    except EnvironmentFailure as failure:
+        log.warning("retention-unknown", reason=failure.message)
+        return set()
+    return {name for name, state in states.items() if not state.gone_below}
+
+
+def drop_earlier(directory: StoreDirectory, store: Stores, assigned: Collection[SourceName]) -> None:
+    """Remove the index of an earlier version, once all `assigned` partitions are read again, and nothing that Kafka
+    lacks of the other ones may be in it. Raises EnvironmentFailure."""
+    here = store.next_offsets().keys()
+    others = set(store.sources) - here
+    if here >= set(assigned) and not (store.in_life(Life.CATCHING_UP) or others - {*directory.spare(others)}):
+        with as_bridge_errors():
+            directory.drop_index_of_earlier_version()
+
+
+def openings(indexes: Indexes, plan: StartPlan, now_ms: int) -> dict[SourceName, Opening]:
+    """The openings of the stores of a plan's partitions. Raises EnvironmentFailure, StateError."""
+    with as_bridge_errors():
+        kept = {
+            name: recovery.give_up(indexes[name], now_ms) if name in plan.gives_up_index else indexes[name]
+            for name in plan.states
+        }
+    return {
+        name: Opening(found=kept[name], committed=state.progress(), log_start=plan.log_starts[name], cuts=state.cuts)
+        for name, state in plan.states.items()
+    }
+
+
+def make_stores(directory: StoreDirectory, cluster: Cluster, settings: Settings, plan: StartPlan) -> Stores:
+    """None of which is open yet; numbers are for all partitions of the delay topics."""
+    topics = cluster.topics(sorted(settings.delay_topics))
+    partitions = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
+    return Stores(directory, partitions, _limits(settings, max(each.largest_ms for each in plan.windows.values())))
+
+
+def _limits(settings: Settings, window_ms: int) -> Limits:
+    """The stores' limits. Cancels are kept for `window_ms`, the largest roll window of any record."""
     return Limits(
         flush_bytes=settings.store.flush_bytes,
         flush_interval_ms=settings.store.flush_interval,

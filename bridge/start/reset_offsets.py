@@ -9,8 +9,9 @@ With missing, unreadable or out-of-range committed offsets, a start would either
 
 The pauses of targets stay, as far as the old states are readable.
 
-The steps, with the cost of a crash right after each: 1. the index's checkpoint is set aside (the next start ends in the
-same error as before, and a later one rebuilds the index); 2. one commit for all partitions (none: the reset is done).
+The steps, with the cost of a crash right after each: 1. the indexes' checkpoints are set aside (the next start ends in
+the same error as before, and a later one rebuilds the indexes); 2. one commit for all partitions (none: the reset is
+done).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.errors import Fault, fault_of, kafka_error
 from bridge.kafka.membership import FORCED
 from bridge.start.first_commits import TopicFacts
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import (
     RESET,
     CommittedState,
@@ -41,7 +43,6 @@ from bridge.wire.committed_state import (
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.disk import files
 from timerstore.errors import DiskFailure
-from timerstore.rows.sources import SourceName
 
 Reset = Literal["earliest", "latest", "committed"]
 READ_TIMEOUT_S: Final = 30.0
@@ -73,8 +74,9 @@ def reset_committed_states(
     }
     states = {name: state.saying(said) if said else state for name, state in states.items()}
     try:
-        if (directory / files.CHECKPOINT).exists():
-            files.set_aside(directory / files.CHECKPOINT, now_ms)
+        for topic in topics:  # made again, it may have fewer partitions
+            for checkpoint in sorted((directory / topic).glob(f"*/{files.CHECKPOINT}")):
+                files.set_aside(checkpoint, now_ms)
     except DiskFailure as error:
         raise EnvironmentFailure(error.message, hint=error.hint, code=error.code) from error
     _commit(config, states)

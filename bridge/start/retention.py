@@ -28,10 +28,10 @@ from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
 from bridge.start.first_commits import StartPlan
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Stores
 from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
 
 REFRESH_INTERVAL_S: Final = 60.0
 GONE_INTERVAL_S: Final = 10.0
@@ -168,7 +168,7 @@ class RetentionGuard:
     def refresh(
         self,
         cluster: Cluster,
-        store: TimerStore,
+        store: Stores,
         marks: Mapping[SourceName, Watermarks],
         lag_s: Mapping[SourceName, float],
     ) -> None:
@@ -192,7 +192,7 @@ class RetentionGuard:
 
     def look(
         self,
-        store: TimerStore,
+        store: Stores,
         limits: Mapping[str, TopicLimits],
         marks: Mapping[SourceName, Watermarks],
         oldest: Mapping[SourceName, Oldest],
@@ -212,8 +212,9 @@ class RetentionGuard:
             self._tell_change(topic, limits[topic], window)
             self._follow_limit(topic, limits[topic])
         starts = {name: mark.start for name, mark in marks.items()}
-        places, unstored = store.trimmed(starts), store.trimmed_in_memory(starts)
-        self._in_memory, self.must_flush = unstored.sources, unstored.can_flush
+        places = store.trimmed(starts)
+        self._in_memory = [name for name, place in places.items() if place.is_unstored]
+        self.must_flush = any(place.can_flush for place in places.values())
         self.gone = self._gone(store, starts, places)
         trimmed = sorted({*places, *(name for name, bound in self.gone.items() if bound)})
         for topic, _ in trimmed:
@@ -231,7 +232,7 @@ class RetentionGuard:
         self.headroom_s, self.trimmed = headroom_s, gone
 
     def _gone(
-        self, store: TimerStore, starts: Mapping[SourceName, int], places: Collection[SourceName]
+        self, store: Stores, starts: Mapping[SourceName, int], places: Collection[SourceName]
     ) -> dict[SourceName, int]:
         """Update the offsets below which records are gone; a bound stays until no message below it can be pending."""
         bounds = {name: starts[name] if name in places else bound for name, bound in self.gone.items()}
@@ -270,9 +271,9 @@ class RetentionGuard:
     def _follow_limit(self, topic: str, limits: TopicLimits) -> None:
         """Report a raised limit of the topic: the decoder refuses records that are too large for a copy. (A lowered
         limit is left to the next start: changes back and forth would fill the committed metadata.)"""
-        wanted, known = roll_bytes_max(self._settings, limits), self._roll_bytes.get(topic)
-        if known is not None and wanted > known:
-            log.info("roll-size-raised", topic=topic, bytes=wanted, before=known)
+        wanted, before = roll_bytes_max(self._settings, limits), self._roll_bytes.get(topic)
+        if before is not None and wanted > before:
+            log.info("roll-size-raised", topic=topic, bytes=wanted, before=before)
             self._on_raised()
 
     def _tell_change(self, topic: str, limits: TopicLimits, window: Windows) -> None:

@@ -12,9 +12,9 @@ from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.settings.clients import java_client, system_properties
 from bridge.settings.model import Settings
+from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
 
 
 def make_suspects(

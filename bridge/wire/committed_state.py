@@ -3,13 +3,14 @@
 Kafka holds (O, P) as the group's committed offset and that offset's metadata. The offset is O. The metadata is this
 JSON, compact, ASCII, at most 4,095 characters; a broker refuses a longer text, and the whole transaction with it:
 
-    {"v":1,"t":"<topic id>","n":8,"p":[1767225600000,"delay",3,4711,4800,2],"h":[[0,{...}],[9000,{...}]],"f":0}
+    {"v":3,"t":"<topic id>","n":8,"p":[1767225600000,4711,4800,2],"h":[[0,{...}],[9000,{...}]],"f":0}
 
-    v   version: the lowest version that understands the text. 2 has frozen steps, 1 has none. A higher version or an
-        unknown key comes from a newer bridge; a downgrade must not guess
+    v   version: the lowest version that understands the text. A higher one or an unknown key comes from a newer
+        bridge; a downgrade must not guess. In 1 and 2, P may be a position of another partition, as (at, topic,
+        partition, offset): it is read as the largest position of this one at or below it, which finishes the same
     t   id of the topic: tells a topic that was deleted and created again from the one of this offset
     n   number of the topic's partitions with a commit: tells an added partition from a deleted commit
-    p   P as (at, topic, partition, offset), followed by `e`; null: nothing is finished (minus infinity)
+    p   P as (at, offset), followed by `e`; null: nothing is finished (minus infinity)
     h   the decode epochs: decode parameters, each with its first offset
     f   the first offset that the bridge delivers (absent: 0); `reset-offsets --to latest` gave up the records below
     g   unfinished records below this offset are gone from the topic (absent: 0); only an index that covers them still
@@ -17,13 +18,12 @@ JSON, compact, ASCII, at most 4,095 characters; a broker refuses a longer text, 
     c   the cuts of the log (absent: none), oldest first: [[number, offset], ...], both rising. An index that knows only
         earlier numbers holds records that no longer exist in the log. An operator's reset counts as a cut
     e   [offset, leader epoch]: no record below the offset was written under a later leader epoch (absent: the brokers
-        do not report epochs). With a P these are its last two numbers: versions without epochs read P alone
-    s   frozen steps of the staircase after the clock was set back (absent: none), oldest first: [[O, at, offset], ...];
-        the P of a step is the position (at, this partition, offset)
-    x   pauses of targets (absent: none); an earlier version refuses to start with them. A pause has its start, its end
-        (0: until resumed) and its reason: ["orders",1767225600000,0,"repairs"]. A resume has its time:
-        ["orders",1767229200000]. The newest entry for a target counts, in any partition: instances learn of each
-        other's pauses, and no pause is lost when a partition moves
+        do not report epochs). With a P these are its last two numbers
+    s   frozen steps of the staircase after the clock was set back (absent: none), oldest first: [[O, at, offset], ...]
+    x   pauses of targets (absent: none). A pause has its start, its end (0: until resumed) and its reason:
+        ["orders",1767225600000,0,"repairs"]. A resume has its time: ["orders",1767229200000]. The newest entry for a
+        target counts, in any partition: instances learn of each other's pauses, and no pause is lost when a partition
+        moves
 
 If the text is too long, parts are left out in this order: `e`, and the next start does not look for a cut of the log;
 all cuts but the last, whose offset becomes that of the first, and an index gives up more than necessary. The rest fits
@@ -41,13 +41,15 @@ from itertools import pairwise
 from typing import Any, Final
 
 from bridge.errors import StateError
+from bridge.stores.names import NamedStep, PlainPosition, SourceName
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters, NewerFormat
 from bridge.wire.headers import check_topic
-from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Progress
-from timerstore.rows.sources import Cuts, NamedPosition, NamedStep, SourceName, Sources
+from timerstore.rows.cuts import Cuts
+from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, ORIGIN, Position, Progress, Step
 
-VERSION = 1
-VERSION_WITH_STEPS = 2
+VERSION = 3
+VERSION_OF_NAMED_POSITIONS = 2
+"""Up to this one P names its partition."""
 METADATA_CHARS_MAX = 4_095
 """The longest metadata that a broker accepts: `offset.metadata.max.bytes` defaults to 4,096, and brokers refuse a text
 of exactly that length."""
@@ -151,7 +153,7 @@ class CommittedState:
     """
 
     offset: int
-    position: NamedPosition | None
+    position: PlainPosition | None
     topic_id: str
     partitions: int
     epochs: DecodeEpochs
@@ -171,22 +173,21 @@ class CommittedState:
         if any(a >= b or c >= d for (a, c), (b, d) in pairwise([(0, -1), *self.cuts])):
             raise ValueError(f"not the cuts of a log: {self.cuts}")
         if self.position is not None:
-            at_ms, _, partition, offset = self.position
-            if not AT_MIN < at_ms <= AT_MAX or not 0 <= partition < 1 << 31 or not 0 <= offset <= OFFSET_MAX:
+            at_ms, offset = self.position
+            if not AT_MIN < at_ms <= AT_MAX or not 0 <= offset <= OFFSET_MAX:
                 raise ValueError(f"not a position: {self.position}")
 
-    def progress(self, source: SourceName, sources: Sources) -> Progress:
-        """(O, P) and the frozen steps of `source`, with P by index in `sources`."""
-        return sources.progress(source, self.offset, self.position, self.frozen)
+    def progress(self) -> Progress:
+        """(O, P) and the frozen steps."""
+        position = ORIGIN if self.position is None else Position(*self.position)
+        frozen = tuple(Step(end, Position(at_ms, offset)) for end, at_ms, offset in self.frozen)
+        return Progress(self.offset, position, frozen)
 
-    def moved(self, progress: Progress, sources: Sources) -> CommittedState:
+    def moved(self, progress: Progress) -> CommittedState:
         """The same partition with another (O, P), and the frozen steps that go with it."""
-        return replace(
-            self,
-            offset=progress.offset,
-            position=sources.named(progress.position),
-            frozen=sources.named_steps(progress.frozen),
-        )
+        *frozen, last = ((step.offset, step.position.at_ms, step.position.offset) for step in progress.steps)
+        position = None if progress.position == ORIGIN else last[1:]
+        return replace(self, offset=progress.offset, position=position, frozen=tuple(frozen))
 
     def rewound(self, offset: int, now_ms: int) -> CommittedState:
         """The same partition after its log was cut at `offset`. O goes back there, nothing from there on is finished,
@@ -263,7 +264,7 @@ class CommittedState:
 
     def must_fit(self, source: SourceName) -> None:
         """Raises StateError if the text can become too long as P moves on or the log is cut."""
-        position = (AT_MIN + 1, "-" * TOPIC_CHARS_MAX, (1 << 31) - 1, OFFSET_MAX)
+        position = (AT_MIN + 1, OFFSET_MAX)
         cuts = ((1 << 40, OFFSET_MAX),)
         longest = replace(self, position=position, cuts=cuts, gone_below=OFFSET_MAX, read_under=None)
         if len(longest._text(self.pauses)) > METADATA_CHARS_MAX:
@@ -274,7 +275,7 @@ class CommittedState:
 
     def _text(self, pauses: Said) -> str:
         fields: dict[str, Any] = {
-            "v": VERSION_WITH_STEPS if self.frozen else VERSION,
+            "v": VERSION,
             "t": self.topic_id,
             "n": self.partitions,
             "p": None if self.position is None else (*self.position, *(self.read_under or ())),
@@ -375,9 +376,9 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
 def _must_be_known(fields: dict[str, Any]) -> None:
     """Raises NewerFormat for a later version's fields, ValueError for fields that no version writes."""
     version = fields["v"]
-    if not isinstance(version, int) or version < VERSION:
+    if not isinstance(version, int) or version < 1:
         raise ValueError(f"version {version!r}")
-    if version > VERSION_WITH_STEPS:
+    if version > VERSION:
         raise NewerFormat(f"version {version}")
     if missing := _REQUIRED - fields.keys():
         raise ValueError(f"missing {sorted(missing)}")
@@ -386,15 +387,14 @@ def _must_be_known(fields: dict[str, Any]) -> None:
 
 
 def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> CommittedState:
-    p = fields["p"]
     epochs = tuple(
         DecodeEpoch(offset=int(at), parameters=DecodeParameters.from_json(parameters)) for at, parameters in fields["h"]
     )
     _must_be_epochs(epochs)
-    position = None if p is None else (int(p[0]), str(p[1]), int(p[2]), int(p[3]))
-    under = fields.get("e") or ([] if p is None else p[4:6])
+    position, rest = _position(source, fields)
+    under = fields.get("e") or rest
     frozen = tuple((int(end), int(at_ms), int(o)) for end, at_ms, o in fields.get("s", ()))
-    _must_be_stairs(source, offset, position, frozen)
+    _must_be_stairs(offset, position, frozen)
     return CommittedState(
         offset=offset,
         position=position,
@@ -410,13 +410,25 @@ def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> C
     )
 
 
-def _must_be_stairs(
-    source: SourceName, offset: int, position: NamedPosition | None, frozen: tuple[NamedStep, ...]
-) -> None:
+def _position(source: SourceName, fields: dict[str, Any]) -> tuple[PlainPosition | None, list[Any]]:
+    """P, and what stands behind it."""
+    p = fields["p"]
+    if p is None:
+        return None, []
+    if fields["v"] > VERSION_OF_NAMED_POSITIONS:
+        return (int(p[0]), int(p[1])), p[2:4]
+    at_ms, name, offset = int(p[0]), (str(p[1]), int(p[2])), int(p[3])
+    if name == source:
+        return (at_ms, offset), p[4:6]
+    at_ms -= name < source
+    return (at_ms, OFFSET_MAX) if at_ms > AT_MIN else None, p[4:6]
+
+
+def _must_be_stairs(offset: int, position: PlainPosition | None, frozen: tuple[NamedStep, ...]) -> None:
     if not frozen:
         return
     ends = [end for end, _, _ in frozen]
-    corners = [(at_ms, *source, o) for _, at_ms, o in frozen] + ([] if position is None else [position])
+    corners = [(at_ms, o) for _, at_ms, o in frozen] + ([] if position is None else [position])
     if any(a >= b for a, b in pairwise(ends)) or ends[-1] > offset or any(a <= b for a, b in pairwise(corners)):
         raise ValueError(f"frozen steps {frozen} are no stairs to {offset}, {position}")
 

@@ -125,6 +125,6 @@ class DecodeEpoch:
 DecodeEpochs = tuple[DecodeEpoch, ...]
 
 
-def in_force(epochs: DecodeEpochs, offset: int) -> DecodeParameters:
+def parameters_at(epochs: DecodeEpochs, offset: int) -> DecodeParameters:
     """The decode parameters at an offset."""
     return epochs[bisect_right(epochs, offset, key=lambda epoch: epoch.offset) - 1].parameters

@@ -31,6 +31,9 @@ from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.start.facts import gather as gather_facts
 from bridge.start.facts import plan_start
+from bridge.stores.directory import StoreDirectory
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Opening, Stores
 from bridge.telemetry.counts import Counts
 from bridge.telemetry.heartbeats import Heartbeats
 from bridge.telemetry.metrics import Metrics
@@ -40,10 +43,7 @@ from dev.harness.waiting import wait_until
 from tests.entries import table_of
 from tests.unit.timerstore.entries import gather
 from timerstore.clock import Clock, SystemClock
-from timerstore.disk.checkpoint import Identity
-from timerstore.operations import recovery
-from timerstore.rows.sources import SourceName
-from timerstore.store import TimerStore
+from timerstore.limits import DEFAULTS
 
 PARAMETERS = DecodeParameters(max_delay_ms=10**9, roll_window_ms=10**8, has_default_target=False)
 DEADLINE_S = 30.0
@@ -221,7 +221,7 @@ class Rig:
             commit_interval_ms=self.settings.delivery.commit_interval,
             transaction_rows=transaction_rows,
         )
-        self.store: TimerStore | None = None
+        self.store: Stores | None = None
         self.states: dict[SourceName, CommittedState] = {}
 
     def join(self) -> None:
@@ -233,20 +233,21 @@ class Rig:
         assert not self.listener.fatal
         self.settle()
 
-    def settle(self) -> TimerStore:
+    def settle(self) -> Stores:
         """Read (or make) the committed states, and put a store on them."""
         self.states = states_of(self.ownership, self.settings, self.clock)
         states = self.states
-        identity = Identity(cluster_id="cluster", topic_ids={self.delay_topic: "id"})
-        self.store = TimerStore.open(
-            recovery.find(Path(self.directory.name), identity, self.clock.now_ms()),
-            partitions=list(states),
-            committed={name: (state.offset, state.position) for name, state in states.items()},
-            frozen={name: state.frozen for name, state in states.items()},
-            now_ms=self.clock.now_ms(),
-        )
+        directory = StoreDirectory.take(Path(self.directory.name), "cluster", {self.delay_topic: "id"})
+        self.store = Stores(directory, list(states), DEFAULTS)
+        now_ms = self.clock.now_ms()
+        openings = {
+            name: Opening(found=directory.find(name, now_ms), committed=state.progress(), log_start=0)
+            for name, state in states.items()
+        }
         offsets = {name: state.offset for name, state in states.items()}
-        self.store.start_at(offsets, offsets)
+        prepared = self.store.prepare(openings, now_ms)
+        prepared.start_at(offsets, offsets)
+        self.store.add(prepared)
         return self.store
 
     def add(self, entries: Sequence[dict[str, Any]], ends: Mapping[SourceName, int] | None = None) -> None:
@@ -263,8 +264,8 @@ class Rig:
     def load(self) -> None:
         """The bridge's maintenance: load near rows."""
         assert self.store is not None
-        window = self.store.wheel.next_window(self.clock.now_ms())
-        assert window is None or self.store.wheel.admit(window, gather(window))
+        reading = self.store.upkeep.next_window(self.clock.now_ms())
+        assert reading is None or self.store.upkeep.admit(reading, gather(reading.window))
 
     def is_behind(self) -> bool:
         """Whether O has to follow ingest."""
@@ -302,9 +303,8 @@ class Rig:
 
         def is_done() -> bool:
             self.load()
-            with store.state.lock:
-                is_idle = store.state.loan is None and store.next_wakeup_ms() is None and not self.is_behind()
-                return is_idle and not self.pending()
+            is_idle = store._loan is None and store.next_wakeup_ms() is None and not self.is_behind()
+            return is_idle and not self.pending()
 
         wait_until(lambda: is_done() or self.fatal, deadline_s, lambda: f"{self.pending()} rows are left")
         assert not self.fatal, self.fatal

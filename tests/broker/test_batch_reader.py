@@ -8,17 +8,17 @@ import pytest
 from confluent_kafka import Producer
 
 from bridge.errors import EnvironmentFailure, StateError
-from bridge.ingest.batches.reader import BatchReader, CorruptBatch, End, Found, Stretch, TooLarge
+from bridge.ingest.batches.reader import BatchReader, CorruptBatch, End, Found, Stretch, TooLargeRecord
 from bridge.install import connector
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.settings.clients import java_client
+from bridge.stores.names import SourceName
 from bridge.wire.received import Record
 from dev.harness.kafka import Outgoing, Topics, produce
 from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
 from tests.system.damage import VERSION, flip_a_bit
 from tests.system.raw import RawRecord, produce_raw
-from timerstore.rows.sources import SourceName
 
 pytestmark = pytest.mark.system
 
@@ -60,9 +60,9 @@ def test_a_record_that_cannot_be_held_is_told_and_those_around_it_are_read(broke
     read = found(broker, *((name, 0, FAR) for name in names))
     for name in names:
         mine = [each for where, each in read if where == name]
-        assert [type(each) for each in mine] == [Record, TooLarge, Record, End]
+        assert [type(each) for each in mine] == [Record, TooLargeRecord, Record, End]
         first, large, last, end = mine
-        assert isinstance(first, Record) and isinstance(large, TooLarge) and isinstance(last, Record)
+        assert isinstance(first, Record) and isinstance(large, TooLargeRecord) and isinstance(last, Record)
         assert (first.key, first.value, first.headers) == (b"key", b"a", [("delay-for", b"1h"), ("none", None)])
         assert (large.offset, last.offset, last.value) == (1, 2, b"c") and large.size > LARGE
         assert large.by_broker and large.ts == first.ts > 0 and isinstance(end, End) and end.offset == 8
@@ -77,7 +77,7 @@ def test_a_record_of_more_headers_than_can_be_held_is_told(broker: Broker, topic
     produce_raw(broker.bootstrap, *name, records)
     first, large, last, end = (each for _, each in found(broker, (name, 0, FAR)))
     assert isinstance(first, Record) and len(first.headers) == len(empty) - 1_000
-    assert isinstance(large, TooLarge) and large.offset == 1 and large.size > LARGE
+    assert isinstance(large, TooLargeRecord) and large.offset == 1 and large.size > LARGE
     assert isinstance(last, Record) and last.value == b"c" and end == End(offset=3)
 
 

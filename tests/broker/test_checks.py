@@ -289,19 +289,22 @@ def test_at_least_once_needs_no_transactions(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("identity", "status", "needle"),
     [
-        (lambda cluster, name: (cluster, {}), "ok", "belongs to cluster"),
-        (lambda cluster, name: ("another", {}), "failed", "belongs to cluster another"),
-        (lambda cluster, name: (cluster, {name: "another"}), "failed", "deleted and created again"),
+        (lambda cluster, topic: (cluster, topic), "ok", "belongs to cluster"),
+        (lambda cluster, topic: ("another", topic), "failed", "belongs to cluster another"),
+        (lambda cluster, topic: (cluster, "another"), "failed", "deleted and created again"),
     ],
 )
 def test_a_directory_of_another_cluster_or_topic_is_refused(
-    bench: Bench, identity: Callable[[str, str], tuple[str, dict[str, str]]], status: str, needle: str
+    bench: Bench, identity: Callable[[str, str], tuple[str, str]], status: str, needle: str
 ) -> None:
     """Its segments would be delivered to the wrong place."""
     bench.create(STAMPED)
-    bench.directory.mkdir()
-    cluster_id, topic_ids = identity(bench.cluster.describe().cluster_id, bench.name)
-    write(bench.directory, Checkpoint(identity=Identity(cluster_id=cluster_id, topic_ids=topic_ids), offsets={}))
+    directory = bench.directory / bench.name / "0"
+    directory.mkdir(parents=True)
+    cluster_id, topic_id = identity(
+        bench.cluster.describe().cluster_id, bench.cluster.topic_ids([bench.name])[bench.name]
+    )
+    write(directory, Checkpoint(identity=Identity(cluster_id=cluster_id, log_id=f"{topic_id}/0"), offset=0))
     findings = [f for f in bench.check() if f.name == "directory identity"]
     assert (findings[0].status, needle in findings[0].detail) == (status, True)
 
@@ -343,7 +346,9 @@ def test_a_full_disk_with_an_index_is_no_reason_not_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
     """The start is what makes room: it delivers, and reclaims the delivered rows."""
-    write(tmp_path, Checkpoint(identity=Identity(cluster_id="cluster", topic_ids={}), offsets={}))
+    directory = tmp_path / "delay" / "0"
+    directory.mkdir(parents=True)
+    write(directory, Checkpoint(identity=Identity(cluster_id="cluster", log_id="id/0"), offset=0))
     monkeypatch.setattr("bridge.checks.host.shutil.disk_usage", lambda _: type("U", (), {"free": 1 << 20})())
     if full:
         no_room = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -357,7 +362,9 @@ def test_a_full_disk_with_a_rebuild_under_way_is_no_reason_not_to_start(
 ) -> None:
     """A damaged checkpoint was renamed by the start before, and the old segments put aside: the bridge itself removes
     the files that fill the disk."""
-    (tmp_path / "segment-0000000001.parquet.1.aside").touch()
+    directory = tmp_path / "delay" / "0"
+    directory.mkdir(parents=True)
+    (directory / "segment-0000000001.parquet.1.aside").touch()
     monkeypatch.setattr("bridge.checks.host.shutil.disk_usage", lambda _: type("U", (), {"free": 1 << 20})())
     assert local(tmp_path)["directory"].status == "warning"
 

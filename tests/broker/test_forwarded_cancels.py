@@ -16,13 +16,13 @@ from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.finish import with_cancels
 from bridge.kafka.admin import Cluster
+from bridge.stores.names import NAMED_ENTRY, Sources
 from dev.harness.kafka import Topics, read_committed
 from tests.broker.rig import DEADLINE_S, Rig
 from tests.entries import rows_of, timer
 from tests.system.broker import Broker
-from timerstore.rows.entry import ENTRY, Kind
+from timerstore.rows.entry import Kind
 from timerstore.rows.position import AT_MIN
-from timerstore.rows.sources import Sources
 
 SOURCES = Sources([("one", 0), *(("many", p) for p in range(3)), ("two", 0), ("two", 1)])
 PARTITIONS = {"one": 1, "many": 3, "two": 2}
@@ -43,7 +43,7 @@ def due_rows(*entries: dict[str, Any]) -> DueRows:
 def table(*entries: dict[str, Any]) -> pa.Table:
     """Entries as a batch has them."""
     rows = [{**e, "headers": [{"key": k, "value": v} for k, v in e["headers"]]} for e in entries]
-    return pa.Table.from_pylist(rows, schema=ENTRY)
+    return pa.Table.from_pylist(rows, schema=NAMED_ENTRY)
 
 
 def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:

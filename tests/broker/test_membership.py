@@ -19,6 +19,7 @@ from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.start.facts import topic_facts
 from bridge.start.reset_offsets import reset_committed_states
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import CommittedState, Pause, initial_state
 from dev.harness.kafka import Outgoing, Topics, produce
 from dev.harness.waiting import wait_until
@@ -26,7 +27,6 @@ from tests.broker.rig import DEADLINE_S, PARAMETERS, Listener, ownership_of, set
 from tests.system.broker import Broker
 from timerstore.clock import SystemClock
 from timerstore.disk import files
-from timerstore.rows.sources import SourceName
 
 pytestmark = pytest.mark.system
 
@@ -242,7 +242,10 @@ def test_resetting_offsets_decides_what_a_start_refused(
     [future] = topics.admin.delete_records([TopicPartition(delay, 0, 4)]).values()
     future.result(DEADLINE_S)
     settings = settings_for(broker.bootstrap, delay, delivery={"session_timeout": "6s"})
-    (tmp_path / files.CHECKPOINT).write_text("old")
+    checkpoints = [tmp_path / delay / number / files.CHECKPOINT for number in ("0", "7")]
+    for each in checkpoints:  # the topic had more partitions before it was made again
+        each.parent.mkdir(parents=True)
+        each.write_text("old")
     refusals: list[str] = []
 
     def decide() -> bool:
@@ -268,7 +271,7 @@ def test_resetting_offsets_decides_what_a_start_refused(
         assert not decide()
         assert "still a member" in refusals[0]
     wait_until(decide, DEADLINE_S, "the group is empty")
-    assert not (tmp_path / files.CHECKPOINT).exists()
+    assert not any(each.exists() for each in checkpoints)
     with member(settings) as (ownership, _):
         wait_owned(ownership, 1)
         [state] = settled(ownership, settings).values()
@@ -284,7 +287,7 @@ def test_resetting_to_committed_gives_up_only_what_is_gone(broker: Broker, topic
     with member(settings) as (ownership, _):
         wait_owned(ownership, 2)
         states = settled(ownership, settings)
-        done = {name: replace(state, offset=3, position=(7, delay, 0, 2)) for name, state in states.items()}
+        done = {name: replace(state, offset=3, position=(7, 2)) for name, state in states.items()}
         assert ownership.commit_states(done, frozenset(done))
     [future] = topics.admin.delete_records([TopicPartition(delay, 0, 5)]).values()
     future.result(DEADLINE_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from confluent_kafka import Producer, TopicPartition
 from bridge.errors import StateError
 from bridge.ingest.plain_reader import PlainReader, by_source
 from bridge.settings.clients import librdkafka
+from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.kafka import Outgoing, Topics, produce
 from dev.harness.waiting import wait_until
@@ -18,7 +19,7 @@ from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
 from tests.system.damage import VERSION, flip_a_bit
 from tests.system.raw import RawRecord, produce_raw
-from timerstore.rows.sources import SourceName
+from timerstore.clock import SystemClock
 
 pytestmark = pytest.mark.system
 
@@ -35,18 +36,18 @@ class Reading:
         self.names: list[SourceName] = [(topic, partition) for partition in range(partitions)]
         all_epochs = dict.fromkeys(self.names, (DecodeEpoch(offset=0, parameters=PARAMETERS),))
         settings = settings_for(broker.bootstrap, topic)
-        self.reader = PlainReader(librdkafka(settings, "reader"), f"{topic}-reader", all_epochs)
+        self.reader = PlainReader(librdkafka(settings, "reader"), f"{topic}-reader", all_epochs, SystemClock())
         self.offsets: dict[SourceName, list[int]] = {name: [] for name in self.names}
         self.ends: dict[SourceName, int] = {}
         self.at_end: set[SourceName] = set()
         self.left: list[tuple[SourceName, str]] = []
         self.entries: list[dict[str, Any]] = []
 
-    def until(self, condition: Callable[[], object], until: Mapping[SourceName, int] | None = None) -> None:
+    def until(self, condition: Callable[[], object]) -> None:
         """Poll until it is so."""
 
         def met() -> object:
-            read = self.reader.poll(until)
+            read = self.reader.poll()
             for name, offsets in by_source(read.entries):
                 self.offsets[name] += offsets.tolist()
             self.entries += read.entries.to_pylist()
@@ -101,27 +102,6 @@ def test_committed_records_in_their_order_and_the_end_behind_markers(
     producer.commit_transaction(DEADLINE_S)
     mine.until(lambda: mine.ends[name] == 11)
     assert mine.offsets[name] == [0, 1, 2, 8, 9]
-
-
-def test_nothing_is_handed_out_beyond_an_end_that_is_asked_for(
-    broker: Broker, topics: Topics, reading: Callable[..., Reading]
-) -> None:
-    """Then the next assignment goes on from there."""
-    topic = topics.delay(partitions=2)
-    for partition, count in enumerate((5_000, 3)):
-        produce(
-            broker.bootstrap,
-            [Outgoing(topic=topic, partition=partition, value=b"v", headers=HEADERS) for _ in range(count)],
-        )
-    mine = reading(topic, 2)
-    a, b = mine.names
-    until = {a: 10, b: 3}
-    mine.reader.assign({a: 0, b: 0})
-    mine.until(lambda: mine.ends == until, until)
-    assert mine.offsets == {a: list(range(10)), b: [0, 1, 2]}
-    mine.reader.assign(mine.ends)
-    mine.until(lambda: mine.ends == {a: 5_000, b: 3} and mine.at_end == {a, b})
-    assert mine.offsets == {a: list(range(5_000)), b: [0, 1, 2]}
 
 
 def test_a_client_whose_partitions_were_all_paused_is_woken(

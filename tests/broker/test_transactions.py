@@ -25,7 +25,7 @@ from bridge.delivery.producer.transaction_markers import (
     are_offsets_pending,
 )
 from bridge.delivery.producer.transactional import TransactionalWriter
-from bridge.delivery.producer.transactional_ids import State, let_in, names_of
+from bridge.delivery.producer.transactional_ids import IdState, let_in, names_of
 from bridge.errors import EnvironmentFailure
 from bridge.install import connector
 from bridge.kafka.errors import kafka_error
@@ -89,7 +89,7 @@ def test_what_a_kill_has_left_open_is_ended_first(broker: Broker, topics: Topics
     with closing(writer):
         writer.open()
         assert not are_offsets_pending(settings, SOON_S)
-        assert writer._ids._all[1].state is State.USED
+        assert writer._ids._all[1].state is IdState.USED
     assert read_committed(broker.bootstrap, delay) == []
 
 

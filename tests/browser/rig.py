@@ -11,10 +11,11 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page
 
 from bridge.api.listener import Listener
 from bridge.http.protection import Protection
+from bridge.stores.search import PendingRow
 from bridge.telemetry.health import Phase
 from bridge.telemetry.metrics import StoreSnapshot
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Letters, Store, letter, message
-from timerstore.operations.find import PendingRow, PendingState
+from timerstore.operations.find import PendingState
 
 DESKTOP: Final = {"width": 1200, "height": 900}
 PHONE: Final = {"width": 360, "height": 740}

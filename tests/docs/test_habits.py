@@ -41,7 +41,7 @@ PURE: Final = (
     ),
     *(
         "timerstore/rows/position.py",
-        "timerstore/rows/sources.py",
+        "bridge/stores/names.py",
         "timerstore/rows/entry.py",
         "timerstore/memory/pending.py",
     ),

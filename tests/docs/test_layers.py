@@ -10,11 +10,11 @@ from tests.docs.imports import imports, modules, parse
 from tests.paths import ROOT
 
 STORE: Final = (
-    *("clock", "errors", "limits", "rows", "disk", "memory", "cancels", "log", "operations", "assignment", "store"),
+    *("clock", "errors", "limits", "budget", "rows", "disk", "memory", "cancels", "log", "operations", "store"),
 )
 DELIVERY: Final = ("delivery/targets", "delivery/doubt", "delivery/plan", "delivery/producer", "delivery")
 BRIDGE: Final = (
-    *("errors", "json_file", "wire", "settings", "telemetry", "http", "kafka", "client", "spark"),
+    *("errors", "json_file", "stores", "wire", "settings", "telemetry", "http", "kafka", "client", "spark"),
     *("ingest/watch", "ingest/batches", "ingest", "dead_letters"),
     *(*DELIVERY, "start", "install", "checks", "api", "runtime", "commands", "analysis", "__main__"),
 )

@@ -42,6 +42,7 @@ from bridge.kafka.calls import Call
 from bridge.kafka.errors import MEANINGS, Fault, Refusal
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import TimeBudgets
+from bridge.stores.names import PlainPosition, SourceName
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire import headers as h
@@ -56,11 +57,9 @@ from tests.model.scripted_kafka import Kafka, Open, Record
 from tests.model.scripted_producer import ScriptedProducer
 from tests.model.stores import ModelStores, State, open_stores
 from tests.unit.timerstore.entries import gather
-from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import AT_MIN
-from timerstore.rows.sources import NamedPosition, SourceName
 
 DENIED: Final = frozenset(
     code for code, means in MEANINGS.items() if means.fault in (Fault.CREDENTIALS, Fault.FORBIDDEN)
@@ -107,9 +106,9 @@ class Row:
     tick: int = 0
 
     @property
-    def position(self) -> NamedPosition:
-        """Where it stands in the order of delivery."""
-        return self.at, *self.source, self.offset
+    def position(self) -> PlainPosition:
+        """Where it stands in the order of delivery of its partition."""
+        return self.at, self.offset
 
     @property
     def is_forwarded(self) -> bool:
@@ -165,9 +164,6 @@ class Chosen(dict[tuple[SourceName, int], str]):
         return {place: self.pop(place) for place in places}
 
 
-IDENTITY = Identity(cluster_id="cluster", topic_ids={DELAY: "a"})
-
-
 class SteppedStore(ModelStores):
     """Whose `wait` moves the clock."""
 
@@ -175,8 +171,8 @@ class SteppedStore(ModelStores):
 
     def wait(self, timeout_s: float | None) -> None:
         """Nothing wakes it but what is there already."""
-        ms = 1.0 if self.state.has_news else math.ceil(1_000 * (timeout_s or 0))
-        self.state.has_news = False
+        ms = 1.0 if self._has_news else math.ceil(1_000 * (timeout_s or 0))
+        self._has_news = False
         self.pass_ms(ms)
 
 
@@ -356,7 +352,7 @@ class DispatchRig:
         self.store = open_stores(
             SteppedStore,
             self.directory / "store",
-            IDENTITY,
+            {DELAY: "a"},
             SOURCES,
             _progress(states),
             log_starts={},
@@ -566,7 +562,7 @@ class DispatchRig:
 
     def finished_under(self, name: SourceName, state: CommittedState) -> Iterator[tuple[Row, bool]]:
         """The rows of a source, and whether each is finished: invariant I1."""
-        steps = [(state.offset, state.position), *((end, (at, *name, o)) for end, at, o in state.frozen)]
+        steps = [(state.offset, state.position), *((end, (at, o)) for end, at, o in state.frozen)]
         for row in self._decoded(name):
             offset, position = row.offset, row.position
             for end, last in steps:
@@ -717,7 +713,7 @@ class DispatchRig:
 
 def _progress(states: Mapping[SourceName, CommittedState]) -> dict[SourceName, State]:
     return {
-        name: State(offset=state.offset, frozen=state.frozen, written=state.position) for name, state in states.items()
+        name: State(offset=state.offset, position=state.position, frozen=state.frozen) for name, state in states.items()
     }
 
 

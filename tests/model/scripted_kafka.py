@@ -15,8 +15,8 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
+from bridge.stores.names import SourceName
 from tests.manual_clock import ManualClock
-from timerstore.rows.sources import SourceName
 
 CODES: Final = sorted(
     {

@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 
 from tests.profiles import PROFILE
 from tests.unit.timerstore.entries import Record, entries
-from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig, take
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decision
 from timerstore.limits import Limits
-from timerstore.operations.transaction import Rows, Transaction
+from timerstore.operations.transaction import Taken, Transaction
 from timerstore.rows.entry import DECIDED, Kind
-from timerstore.rows.sources import SourceName
 
 EXAMPLES = {"check": 60, "ci": 300, "nightly": 20_000}[PROFILE]
 FAR_MS = NOW_MS + 10_000
@@ -51,7 +50,7 @@ class Site:
 
     def __init__(self, directory: Path, chance: random.Random) -> None:
         self.chance = chance
-        self.rig = Rig(directory, sources=[ORDERS, BILLS], limits=Limits(window_bytes=1_000, flush_records=1))
+        self.rig = Rig(directory, limits=Limits(window_bytes=1_000, flush_records=1))
         self.now_ms = NOW_MS
         self.messages: dict[str, Record] = {}
         self.commands: dict[str, list[str]] = {}
@@ -72,71 +71,64 @@ class Site:
 
     def send(self) -> None:
         name = f"m{len(self.messages)}"
-        source = self.chance.choice((ORDERS, BILLS))
         due_ms = self.now_ms + self.chance.randrange(0, 3_000)
-        self.messages[name] = self._write(source, due_ms, value=name.encode(), id=name)
+        self.messages[name] = self._write(due_ms, value=name.encode(), id=name)
 
     def command(self, kind: Kind) -> None:
         """Of some messages; a few are about another topic, and come to nothing."""
         if not self.messages:
             return
-        name, message = self.chance.choice(list(self.messages.items()))
-        source = message.topic, message.partition
+        name = self.chance.choice(list(self.messages))
         if self.chance.random() < 0.1:
-            self._write(source, None, command=kind, moved_ms=self.now_ms, origin=NO_ORIGIN)
+            self._write(None, command=kind, moved_ms=self.now_ms, origin=NO_ORIGIN)
             return
         command = f"c{len(self.commands)}"
         by_id = self.chance.random() < 0.4
         if by_id and kind is Kind.MOVE and self.chance.random() < 0.5:
-            key = SILENT + b"/%d" % len(self.rig.log[source])
+            key = SILENT + b"/%d" % len(self.rig.log)
             due_ms = self.now_ms + self.chance.randrange(0, 3_000)
-            self.sent[key] = self._write(source, None, key=key, command=kind, moved_ms=due_ms, id=name).offset
+            self.sent[key] = self._write(None, key=key, command=kind, moved_ms=due_ms, id=name).offset
             return
-        beside = [each for each, other in self.messages.items() if (other.topic, other.partition) == source]
-        names = [name] if by_id else sorted({name, *self.chance.choices(beside, k=self.chance.randrange(4))})
+        beside = self.chance.choices(list(self.messages), k=self.chance.randrange(4))
+        names = [name] if by_id else sorted({name, *beside})
         self.commands[command] = names
         if kind is Kind.MOVE:
             self.moved_ms[command] = self.now_ms + self.chance.randrange(0, 3_000)
         named = {"id": name} if by_id else by_origin(self.messages[each].offset for each in names)
         key, moved_ms = command.encode(), self.moved_ms.get(command)
-        self.sent[key] = self._write(source, None, key=key, command=kind, moved_ms=moved_ms, **named).offset
+        self.sent[key] = self._write(None, key=key, command=kind, moved_ms=moved_ms, **named).offset
 
-    def _write(self, source: SourceName, due_ms: int | None, **more: object) -> Record:
-        log = self.rig.log[source]
-        log.append(replace(Record(*source, len(log), due_ms), **more))  # type: ignore[arg-type]
+    def _write(self, due_ms: int | None, **more: object) -> Record:
+        log = self.rig.log
+        log.append(replace(Record(*ORDERS, len(log), due_ms), **more))  # type: ignore[arg-type]
         return log[-1]
 
     # ---- the bridge
 
     def ingest_some(self) -> None:
         """A reader that has not come to the end of the log."""
-        at = self.rig.store.next_offsets()
-        ends = {name: self.chance.randint(begin, len(self.rig.log[name])) for name, begin in at.items()}
-        new = [record for name, end in ends.items() for record in self.rig.log[name][at[name] : end]]
-        self.rig.store.append(entries(new), ends, self.now_ms)
+        begin = self.rig.store.next_offset
+        end = self.chance.randint(begin, len(self.rig.log))
+        self.rig.store.append(entries(self.rig.log[begin:end]), end, self.now_ms)
 
     def transact(self, end: str) -> None:
         """Take, decide, and commit, abort, or commit and crash before it is known."""
         if not self.rig.store.is_caught_up():
             return
         transaction = self.rig.store.begin()
-        output: list[tuple[SourceName, int | None, dict[str, object]]] = []
+        output: list[tuple[int | None, dict[str, object]]] = []
         arrived: list[tuple[str, int]] = []
         answers: list[tuple[str, str, Decision, bool]] = []
         for _ in range(self.chance.randrange(1, 4)):
-            rows = transaction.take(self.now_ms, self.chance.choice((1, 3, 100)))
+            rows = take(transaction, self.now_ms, self.chance.choice((1, 3, 100)))
             self._plan(transaction, rows, output, arrived, answers)
         if end == "abort":
             transaction.rollback()
             return
         # From here on it is committed.
-        progress = transaction.progress()
-        for source, each in progress.items():
-            name = self.rig.store.sources.name(source)
-            self.rig.committed[name] = (each.offset, self.rig.store.sources.named(each.position))
-            self.rig.frozen[name] = self.rig.store.sources.named_steps(each.frozen)
-        for written, due_ms, more in output:
-            self._write(written, due_ms, **more)
+        self.rig.committed = transaction.progress()
+        for due_ms, more in output:
+            self._write(due_ms, **more)
         for message, due in arrived:
             self.arrived[message].append(due)
             self.ended.add(message)
@@ -157,70 +149,69 @@ class Site:
     def _plan(
         self,
         transaction: Transaction,
-        rows: Rows,
-        output: list[tuple[SourceName, int | None, dict[str, object]]],
+        rows: Taken,
+        output: list[tuple[int | None, dict[str, object]]],
         arrived: list[tuple[str, int]],
         answers: list[tuple[str, str, Decision, bool]],
     ) -> None:
         payload, kinds = rows.payload, rows.payload.column("kind").to_numpy()
         values = [value.decode() for value in payload.column("value").to_pylist()]
         keys = payload.column("key").to_pylist()
-        at_origin = {(row.topic, row.partition, row.offset): name for name, row in self.messages.items()}
-        names = [self.rig.store.sources.name(source) for source in rows.source.tolist()]
+        at_origin = {row.offset: name for name, row in self.messages.items()}
         dues, origins = payload.column("due").to_pylist(), payload.column("origin").to_pylist()
-        seq = (rows.source.astype(np.int64) << 48) | rows.offset
+        offset = rows.offset
         timers = np.flatnonzero(kinds == Kind.TIMER)
         copied = timers[[self.chance.random() < 0.3 for _ in timers]]
         if len(copied):
             transaction.copied(
-                seq[copied], payload.column("origin").to_numpy()[copied], payload.column("id").take(pa.array(copied))
+                offset[copied], payload.column("origin").to_numpy()[copied], payload.column("id").take(pa.array(copied))
             )
         for row in timers.tolist():
             assert dues[row] <= self.now_ms, "early"
             if row in copied:
                 later = {"value": values[row].encode(), "id": values[row], "origin": origins[row], "rolls": 1}
-                output.append((names[row], dues[row] + self.chance.randrange(0, 500), later))
+                output.append((dues[row] + self.chance.randrange(0, 500), later))
             else:
                 arrived.append((values[row], dues[row]))
         commands = np.flatnonzero(np.isin(kinds, DECIDED))
-        at = {int(seq[row]): row for row in commands.tolist()}
+        at = {int(offset[row]): row for row in commands.tolist()}
         latest, passed = dict[tuple[Any, ...], int](), dict[int, int]()
         for row in sorted(commands.tolist(), key=lambda row: (self.sent.get(keys[row], 0), row), reverse=True):
             id = payload.column("id")[row].as_py()
-            same = names[row], id, None if id is not None else (payload.column("value")[row].as_py(), origins[row])
+            same = id, None if id is not None else (payload.column("value")[row].as_py(), origins[row])
             if kinds[row] == Kind.MOVE and origins[row] != NO_ORIGIN:
                 if same in latest:
-                    passed[int(seq[row])] = latest[same]
-                latest.setdefault(same, int(seq[row]))
+                    passed[int(offset[row])] = latest[same]
+                latest.setdefault(same, int(offset[row]))
         by_id = [row for row in commands.tolist() if payload.column("id")[row].is_valid]
-        sent = {int(seq[row]): self.sent[keys[row]] for row in by_id if self.sent[keys[row]] < rows.offset[row]}
-        for each in transaction.decide(seq[commands], self.now_ms, passed, sent):
-            row, effect = at[each.effect.seq], each.effect
+        sent = {int(offset[row]): self.sent[keys[row]] for row in by_id if self.sent[keys[row]] < rows.offset[row]}
+        for each in transaction.decide(offset[commands], self.now_ms, passed, sent):
+            row, effect = at[each.effect.offset], each.effect
             if len(each.behind) and keys[row] != SILENT:
                 again = {"command": Kind.MOVE, "moved_ms": dues[row]} if effect.is_move else {"cancels": True}
-                output.append((names[row], None, again | by_origin(each.behind.tolist()) | {"key": SILENT}))
+                output.append((None, again | by_origin(each.behind.tolist()) | {"key": SILENT}))
             again = {"key": keys[row], "command": Kind(int(kinds[row])), "moved_ms": dues[row]}
             if each.decision is Decision.AGAIN:
                 id = payload.column("id")[row].as_py()
                 named = {"id": id} if each.named is None else by_origin(each.named.tolist())
-                output.append((names[row], None, again | named))
+                output.append((None, again | named))
             elif each.decision is Decision.ACT and effect.named is None:
                 assert each.named is not None
-                output.extend((names[row], None, again | by_origin([origin])) for origin in each.named.tolist())
+                output.extend((None, again | by_origin([origin])) for origin in each.named.tolist())
             else:
                 command = keys[row].decode()
                 about = self.commands.get(command, [])
                 if each.named is not None:
-                    about = [at_origin[(*names[row], origin)] for origin in each.named.tolist()]
+                    about = [at_origin[origin] for origin in each.named.tolist()]
                 if not keys[row].startswith(SILENT):
                     answers += [(command, name, each.decision, effect.is_move) for name in about]
                 if each.decision is Decision.ACT and effect.is_move:
                     ids = effect.payload.column("id").take(pa.array(each.live))
-                    transaction.copied(effect.rows.seq[each.live], effect.origin[each.live], ids)
+                    transaction.copied(effect.rows.offset[each.live], effect.origin[each.live], ids)
                 for live in each.live.tolist() if each.decision is Decision.ACT and effect.is_move else ():
                     name = effect.payload.column("id")[live].as_py()
                     moved = {"value": effect.payload.column("value")[live].as_py(), "id": name}
-                    output.append((names[row], dues[row], moved | {"origin": int(effect.origin[live]), "rolls": 1}))
+                    output.append((dues[row], moved | {"origin": int(effect.origin[live]), "rolls": 1}))
 
     def step(self, what: str) -> None:
         rig = self.rig
@@ -256,10 +247,10 @@ class Site:
             self.rig.ingest()
             while self.rig.load(self.now_ms):
                 pass
-            before = {name: len(log) for name, log in self.rig.log.items()}
+            before = len(self.rig.log)
             self.transact("deliver")
-            is_written = before != {name: len(log) for name, log in self.rig.log.items()}
-            if not is_written and self.rig.store.next_wakeup_ms() is None and not self.rig.store.stats().pending:
+            is_written = before != len(self.rig.log)
+            if not is_written and self.rig.store.next_due_ms() is None and not self.rig.store.stats().pending:
                 return
             self.now_ms += 1_000
         raise AssertionError("no end of it")

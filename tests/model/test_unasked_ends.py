@@ -18,10 +18,10 @@ from bridge.delivery.doubt.torn_states import FILE as STATES
 from bridge.delivery.states import Event
 from bridge.delivery.targets.stall import StallWatch
 from bridge.errors import EnvironmentFailure
+from bridge.stores.names import SourceName
 from bridge.wire import headers as h
 from tests.model.dispatch_rig import DELAY, LETTERS, SOURCES, WINDOW_MS, DispatchRig
 from tests.model.scripted_kafka import Fault
-from timerstore.rows.sources import SourceName
 
 OUTPUTS = ("orders", "bills", "audit", LETTERS)
 ENDS = [
@@ -344,7 +344,7 @@ def test_what_was_found_outlives_the_process(rig: DispatchRig) -> None:
 def test_doubts_of_rows_that_are_finished_are_forgotten(rig: DispatchRig) -> None:
     """An owner in between has delivered what was in doubt: its committed P covers it."""
     held(rig)
-    text = rig.kafka.offsets[DELAY, 0][1].replace('"p":null', '"p":[2000000000,"delay",0,0]')
+    text = rig.kafka.offsets[DELAY, 0][1].replace('"p":null', '"p":[2000000000,0]')
     rig.kafka.offsets[DELAY, 0] = (1, text)
     rig.crash()
     assert not rig.dispatcher.doubts.held()

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from bridge.ingest.decode import decode
 from bridge.ingest.decode_records import decode_records
 from bridge.ingest.finish import ControlHeaders, HeaderLimits, with_schedules
+from bridge.stores.names import NAMED_ENTRY
 from bridge.wire.decode_epochs import DecodeEpochs
 from tests.decode_examples import as_record
-from timerstore.rows.entry import ENTRY
 
 Epochs = Mapping[tuple[str, int], DecodeEpochs]
 SOURCE_SCHEMA: Final = (
@@ -33,7 +33,7 @@ def decoded_by_both(spark: SparkSession, rows: Sequence[dict[str, Any]], all_epo
     """The entries of the records, finished. Raises AssertionError where the two differ."""
     by_spark = _plan(spark, tuple(all_epochs.items())).of(rows)
     by_python = decode_records([as_record(row) for row in rows], all_epochs)
-    for mine, other, row in zip(by_python.to_pylist(), by_spark.cast(ENTRY).to_pylist(), rows, strict=True):
+    for mine, other, row in zip(by_python.to_pylist(), by_spark.cast(NAMED_ENTRY).to_pylist(), rows, strict=True):
         assert mine == other, row
     finished = ControlHeaders(all_epochs).taken_out(with_schedules(HeaderLimits(all_epochs).applied(by_spark)))
     again = ControlHeaders(all_epochs).taken_out(with_schedules(HeaderLimits(all_epochs).applied(by_python)))

@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from bridge.analysis import PendingDataSource
 from bridge.api.listener import Listener
 from bridge.http.protection import Protection
+from bridge.stores.search import SCHEMA, Query
+from tests.model.stores import batch
 from tests.unit.bridge.api import fakes
 from tests.unit.bridge.api.test_export import Bridge
-from tests.unit.timerstore.entries import Record, entries
-from tests.unit.timerstore.rig import ORDERS, Rig
+from tests.unit.bridge.stores.rig import ORDERS, Rig
+from tests.unit.timerstore.entries import Record
 from timerstore.limits import Limits
-from timerstore.operations.export import SCHEMA
-from timerstore.operations.find import Query
 
 LATER_MS = fakes.NOW_MS + 3_600_000
 ROWS = 1_000
@@ -31,17 +31,19 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
     for first in (0, ROWS // 2):
         offsets = range(first, first + ROWS // 2)
         records = [Record(*ORDERS, n, LATER_MS + n, target="orders" if n % 4 else "bills") for n in offsets]
-        rig.store.append(entries(records), {ORDERS: first + ROWS // 2}, fakes.NOW_MS)
+        rig.stores.append(batch(records), {ORDERS: first + ROWS // 2}, fakes.NOW_MS)
         if first == 0:
             rig.deliver(fakes.NOW_MS)
-            rig.store.maintenance.flush(fakes.NOW_MS)
+            rig.stores.flush(fakes.NOW_MS)
     return rig
 
 
 @pytest.fixture(scope="module")
 def served(rig: Rig) -> Iterator[Listener]:
     protection = Protection(user="analyst", password="secret")
-    with Listener("127.0.0.1", 0, source=Bridge(index=rig.store), protection=protection, show_payloads=True) as serving:
+    with Listener(
+        "127.0.0.1", 0, source=Bridge(index=rig.stores), protection=protection, show_payloads=True
+    ) as serving:
         yield serving
 
 
@@ -63,7 +65,7 @@ def test_a_data_frame_of_what_is_pending(spark: SparkSession, served: Listener, 
     """It has what the store counts, and all columns of the export; filters go along."""
     frame = pending(spark, served, password)
     assert frame.columns == SCHEMA.names
-    assert frame.count() == rig.store.count_where(Query(), fakes.NOW_MS).rows == ROWS
+    assert frame.count() == rig.stores.count_where(Query(), fakes.NOW_MS).rows == ROWS
     by_target = {row["target"]: row["count"] for row in frame.groupBy("target").count().collect()}
     assert by_target == {"orders": 750, "bills": 250}
     row = frame.where("offset = 700").selectExpr("*", "unix_millis(due) AS due_ms").collect()[0]

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bridge.ingest.decode import AT_MIN, decode
 from bridge.ingest.sql import lit
+from bridge.stores.names import NAMED_ENTRY
 from bridge.wire import headers as h
 from bridge.wire.decode_epochs import DEFAULT_LEVELS_MS, DecodeEpoch, DecodeEpochs, DecodeParameters
 from bridge.wire.reasons import RejectReason
@@ -45,7 +46,7 @@ from tests.decode_examples import (
 )
 from tests.decode_oracle import copies, oracle, records
 from tests.spark.engines import SOURCE_SCHEMA, as_source_gives, decoded_by_both
-from timerstore.rows.entry import ENTRY, UNCOPYABLE
+from timerstore.rows.entry import UNCOPYABLE
 
 
 def table(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
@@ -58,10 +59,10 @@ def decoded(
 ) -> list[Row]:
     """The entries of the records, in order, of which both engines make the same."""
     entries = decoded_by_both(spark, rows, all_epochs)
-    assert entries.schema.names == ENTRY.names
-    assert entries.cast(ENTRY).num_rows == len(rows)
+    assert entries.schema.names == NAMED_ENTRY.names
+    assert entries.cast(NAMED_ENTRY).num_rows == len(rows)
     assert [field.type for field in entries.schema if not pa.types.is_list(field.type)] == [
-        field.type for field in ENTRY if not pa.types.is_list(field.type)
+        field.type for field in NAMED_ENTRY if not pa.types.is_list(field.type)
     ]
     return [{**row, "headers": pairs(row["headers"])} for row in entries.to_pylist()]
 

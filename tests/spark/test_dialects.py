@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from bridge.delivery.plan.dead_letters import dead_letters, held, is_held
 from bridge.delivery.plan.due_rows import DueRows, SourceColumns
+from bridge.stores.names import Sources
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 from bridge.wire.dialects import DIALECTS, NATIVE
 from bridge.wire.headers import COMMANDS, COPY_FORWARDED
@@ -36,7 +37,6 @@ from tests.decode_examples import (
 from tests.entries import rows_of
 from tests.spark.engines import decoded_by_both
 from timerstore.rows.entry import Kind
-from timerstore.rows.sources import Sources
 
 
 def decoded(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from bridge.ingest.query import Query
+from bridge.ingest.query import SparkQuery
 
 
 def test_slots_are_the_tasks_that_run_at_a_time(spark: SparkSession) -> None:
     """Not Spark's default parallelism, which a user may set, and which is 2 where there is no executor."""
-    query, context = Query(spark, {}, "group", {}, "", ""), spark.sparkContext._jsc.sc()
+    query, context = SparkQuery(spark, {}, "group", {}, "", ""), spark.sparkContext._jsc.sc()
     slots = query.slots()
     assert slots >= 1
     context.conf().set("spark.default.parallelism", str(slots + 7))

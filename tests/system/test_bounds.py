@@ -77,7 +77,7 @@ class Watch:
         self.series_max = max(self.series_max, len(series))
         labels = (len(label) for line in series for label in re.findall(r'="((?:[^"\\]|\\.)*)"', line))
         self.label_chars_max = max(self.label_chars_max, *labels)
-        for path in self._bridge.data.glob("*.parquet"):
+        for path in self._bridge.data.rglob("*.parquet"):
             assert_small_footer(path)
 
     def growth_bytes(self) -> int:
@@ -118,7 +118,7 @@ def test_nothing_that_a_producer_chooses_is_unbounded(broker: Broker, topics: To
             wait_until(lambda: keep_up(producer, arrived, watch, owed), DONE_S_MAX, lambda: state(arrived, bridge))
             wait_until(lambda: bridge.metrics()["pending_messages"] == pending, 60, lambda: state(arrived, bridge))
             arrived.read(producer.kept, timeout_s=LOOK_S)
-        stored = sum(path.stat().st_size for path in bridge.data.glob("*"))
+        stored = sum(path.stat().st_size for path in bridge.data.rglob("*") if path.is_file())
         print(f"grew by {watch.growth_bytes() >> 20} MiB, {watch.rss_bytes_max >> 20} MiB, {watch.series_max} series")
         print(f"{stored} bytes for {pending} pending, {bridge.log_file.stat().st_size} of log")
         assert_each_has_its_fate(producer.fates, arrived.counts)

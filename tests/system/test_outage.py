@@ -148,7 +148,7 @@ def test_a_directory_of_another_cluster_is_refused(broker: Broker, fragile: Embe
     with RunningBridge(tmp_path, fragile.bootstrap, delay, spark=False) as bridge:
         bridge.start()
         assert bridge.stop() == 0
-        kept = {path.name: path.read_bytes() for path in bridge.data.iterdir() if path.is_file()}
+        kept = {path.name: path.read_bytes() for path in bridge.data.rglob("*") if path.is_file()}
         assert any("checkpoint" in name for name in kept)
         bridge.configure({"kafka": {"common": {"bootstrap.servers": broker.bootstrap}}})
         bridge.launch()
@@ -156,4 +156,4 @@ def test_a_directory_of_another_cluster_is_refused(broker: Broker, fragile: Embe
         words = bridge.last_words()
         assert fragile.cluster_id in words
         assert "store.directory" in words
-        assert {path.name: path.read_bytes() for path in bridge.data.iterdir() if path.is_file()} == kept
+        assert {path.name: path.read_bytes() for path in bridge.data.rglob("*") if path.is_file()} == kept

@@ -146,7 +146,7 @@ def test_a_damaged_checkpoint_is_set_aside(site: Site) -> None:
     bridge = site.running()
     site.fill()
     assert bridge.stop() == 0
-    checkpoints = [path for path in bridge.data.iterdir() if "checkpoint" in path.name]
+    checkpoints = [path for path in bridge.data.rglob("*") if "checkpoint" in path.name]
     assert checkpoints
     for path in checkpoints:
         damage(path)

@@ -1,1 +1,1 @@
-"""Which timers are cancelled."""
+"""Cancels, commands, and the cancelled timers."""

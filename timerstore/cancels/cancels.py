@@ -1,25 +1,24 @@
-"""Cancels: what a batch cancels, and which timers are cancelled already (invariant I7).
+"""Cancels: the tombstones and the cancelled timers of a batch (invariant I7).
 
 A cancel, or a timer that replaces, read at offset c leaves a tombstone (its id, or the origin that it names, and c),
-whether or not it is finished itself. A timer of the same source and id, or of that origin, is *covered* when its origin
-offset is below c. Covered timers stay where they are, as physical rows (invariant I3); a transaction passes them
-without output.
+even if it is finished itself. A timer of the same id, or of that origin, is *covered* if its origin offset is below c.
+Covered timers stay in place, as physical rows (invariant I3); a transaction passes over them without output.
 
-The gauges are told at once. For a batch with new tombstones:
+The gauges change at once. For a batch with new tombstones:
 
-    before the lock   digests; which timers of the batch are covered; which pending timers in memory (`Unstored`) and
-                      beside segments (`SegmentIds`) become so, and were not before. Where those of an origin are,
-                      ingest finds out (`PendingOf`)
-    under the lock    the tombstones are added; those timers that are still unfinished leave the counts; where one is
-                      on loan to the open transaction, or a command of it acts on it, its acknowledgement, which counts
-                      it out once more, counts it in
+    before the lock   Digests are made. The covered timers of the batch are found, and the pending timers that the batch
+                      covers first: by id in memory (`Unstored`) and beside segments (`SegmentIds`), by origin with
+                      ingest's help (`PendingOf`).
+    under the lock    The tombstones are added. Those pending timers that are still unfinished leave the counts. If one
+                      of them is in the open transaction (on loan, or with a command that acts on it), the
+                      acknowledgement counts it in, because it also counts it out a second time.
 
-Only one thread appends, so nothing can become covered between the two.
+Only one thread appends, so no timer can become covered between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -28,42 +27,42 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from timerstore.cancels.digests import Digests, find
-from timerstore.cancels.id_index import (
-    Seeds,
-    SegmentIds,
-    Timers,
-    Unstored,
-    concat_timers,
-    no_timers,
-    timers_of,
+from timerstore.cancels.digests import (
+    MOVE,
+    ORIGIN,
+    RECALL,
+    Digests,
+    are_commands,
+    are_of,
+    digest,
+    index_of,
+    keys_of,
 )
-from timerstore.cancels.tombstones import Lookup, Run, Tombstones, merged
+from timerstore.cancels.id_index import SegmentIds, Timers, Unstored, concat_timers, no_timers, timers_of
+from timerstore.cancels.tombstones import Lookup, Run, Tombstones, merged_runs
 from timerstore.memory.pending import Tally, labels, tally_coded
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import DECIDED, UNCOPYABLE, Kind
-from timerstore.rows.position import AT_MIN, Bools, Int64s, Positions, pack
-from timerstore.rows.sources import Sources
+from timerstore.rows.position import AT_MIN, Bools, Int64s, Positions
 
 MARGIN_MS: Final = 3_600_000
-"""How much longer than the largest window a tombstone is kept: clocks that differ, and ingest that lags."""
+"""A tombstone outlives the largest window by this margin, for clocks that differ, and ingest that lags."""
 
 
 NO_ORIGIN: Final = -1
-"""In place of an origin, of a cancel that names a record of another source."""
+"""`origin` of a command that names a record of another log."""
 SEVERAL: Final = -2
-"""In place of an origin, of a command that names several."""
+"""`origin` of a command that names several records."""
 PendingOf = Callable[[Int64s], Timers]
-"""The pending timers of origins (packed sources and offsets), of memory and segments, with the origins as keys; those
-that a tombstone covers are left out."""
+"""The pending timers of origins, in memory and segments, with the origins as keys, without covered timers."""
 UncopyableOf = Callable[[Int64s], Int64s]
-"""Those of some originals (packed) that are pending and too large for a copy."""
+"""The subset of originals that are pending, and too large for a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Known:
-    """What was known when a batch came: tombstones, and where timers with ids are."""
+    """A snapshot from before a batch: tombstones, and the id index in memory and beside segments."""
 
     lookup: Lookup
     unstored: tuple[Timers, ...]
@@ -72,8 +71,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judged:
-    """What a batch means for cancelling. `covered` bool[rows of the batch]: timers that are cancelled as they come;
-    `tombstones` are new; `timers` are new, pending and have ids; `hits` were pending until now."""
+    """The effect of a batch on cancels. `covered` is bool[rows of the batch]: timers that are cancelled on arrival.
+    `tombstones` are new. `timers` are new pending timers with ids. `hits` are timers that were pending until now."""
 
     covered: Bools
     tombstones: Run
@@ -82,7 +81,7 @@ class Judged:
 
 
 class _Batch(NamedTuple):
-    """As `Cancels.judge` is given it."""
+    """Arguments of `Cancels.judge`."""
 
     payload: pa.RecordBatch
     fresh: RowRefs
@@ -91,67 +90,66 @@ class _Batch(NamedTuple):
 
 
 class Cancels:
-    """See the module. Guarded by the store's lock, but for `judge` and `covered`, which work on snapshots."""
+    """See the module. The store's lock guards it; `judge` and `covered` work on snapshots, without the lock."""
 
-    def __init__(self, sources: Sources, window_ms: int) -> None:
+    def __init__(self, window_ms: int) -> None:
         """`window_ms` is the largest W in force."""
-        self.tombstones = Tombstones(len(sources))
+        self.tombstones = Tombstones()
         self.unstored = Unstored()
         self.cancelled = 0
-        """Timers that were cancelled since the store was opened."""
-        self.inherited: Mapping[int, int] | None = None
-        """Up to where, by owned source, the log may hold what another process wrote; None: not known."""
-        self.seeds = Seeds(sources)
+        """The number of timers cancelled since the store was opened."""
+        self.inherited: int | None = None
+        """Below this offset the log may have copies of another process; None: not known."""
         self._keep_ms = window_ms + MARGIN_MS
 
     # ---- delivery
 
-    def covered(self, lookup: Lookup, source: Int64s, offset: Int64s, payload: pa.RecordBatch) -> Bools | None:
-        """Mask of the timers among rows of `entry.PAYLOAD` that a tombstone covers; None when there are none."""
+    def covered(self, lookup: Lookup, offset: Int64s, payload: pa.RecordBatch) -> Bools | None:
+        """Mask of the covered timers among rows of `entry.PAYLOAD`, bool[n]; None without any."""
         if not len(lookup):
             return None
-        mask = self.cancelled_by(lookup, source, payload)
+        mask = self.cancelled_by(lookup, payload)
         is_timer, origin = payload.column("kind").to_numpy() == Kind.TIMER, payload.column("origin").to_numpy()
-        mask |= is_timer & self.decided(lookup, source, offset, origin)
+        mask |= is_timer & self.decided(lookup, offset, origin)
         return mask if mask.any() else None
 
-    def decided(self, lookup: Lookup, source: Int64s, offset: Int64s, origin: Int64s) -> Bools:
-        """Mask of the rows of these origins that finished commands cover."""
-        return self.moved(lookup, source, offset, origin) | self.recalled(lookup, source, offset, origin)
+    def decided(self, lookup: Lookup, offset: Int64s, origin: Int64s) -> Bools:
+        """Mask of the rows with these origins that finished commands cover."""
+        return self.moved(lookup, offset, origin) | self.recalled(lookup, offset, origin)
 
-    def moved(self, lookup: Lookup, source: Int64s, offset: Int64s, origin: Int64s) -> Bools:
-        """Those that moves cover, which a copy replaces."""
-        return _below(lookup, self.seeds.of_moves, source, offset, origin)
+    def moved(self, lookup: Lookup, offset: Int64s, origin: Int64s) -> Bools:
+        """Mask of the rows that moves cover: a copy replaces each."""
+        return _below(lookup, MOVE, offset, origin)
 
-    def recalled(self, lookup: Lookup, source: Int64s, offset: Int64s, origin: Int64s) -> Bools:
-        """Those that recalls cover."""
-        return _below(lookup, self.seeds.of_recalls, source, offset, origin)
+    def recalled(self, lookup: Lookup, offset: Int64s, origin: Int64s) -> Bools:
+        """Mask of the rows that recalls cover."""
+        return _below(lookup, RECALL, offset, origin)
 
-    def cancelled_by(self, lookup: Lookup, source: Int64s, payload: pa.RecordBatch) -> Bools:
+    def cancelled_by(self, lookup: Lookup, payload: pa.RecordBatch) -> Bools:
         """Mask of the timers among rows of `entry.PAYLOAD` that cancels cover."""
         ids, origin = payload.column("id"), payload.column("origin").to_numpy()
         is_timer = payload.column("kind").to_numpy() == Kind.TIMER
         mask = np.zeros(len(ids), dtype=np.bool_)
-        by_id = is_timer & (origin < lookup.highest[source])
+        by_id = is_timer & (origin < lookup.highest.any)
         if by_id.any() and ids.null_count < len(ids):
             rows = np.flatnonzero(by_id & ids.is_valid().to_numpy(zero_copy_only=False))
-            offset, _ = lookup.look_up(self.seeds.digest(ids.take(pa.array(rows)), source[rows]))
+            offset, _ = lookup.look_up(digest(ids.take(pa.array(rows))))
             mask[rows] = offset > origin[rows]
-        rows = np.flatnonzero(is_timer & (origin < lookup.highest_by_origin[source]))
+        rows = np.flatnonzero(is_timer & (origin < lookup.highest.by_origin))
         if len(rows):
-            offset, _ = lookup.look_up(self.seeds.of_origins(origin[rows], source[rows]))
+            offset, _ = lookup.look_up(keys_of(ORIGIN, origin[rows]))
             mask[rows] |= offset > origin[rows]
         return mask
 
     def are_covered(self, lookup: Lookup, timers: Timers) -> Bools:
-        """Mask of the timers, known by their ids, that a tombstone covers."""
+        """Mask of the covered timers; `keys` are digests of their ids."""
         offset, _ = lookup.look_up(timers.keys)
         return (offset > timers.origin) | self._are_covered_otherwise(lookup, timers)
 
     # ---- ingest
 
     def known(self, segments: Sequence[SegmentIds]) -> Known:
-        """A snapshot for `judge`; `segments` are the indexes of the live segments."""
+        """A snapshot for `judge`; `segments` are the id indexes of the live segments."""
         return Known(lookup=self.tombstones.lookup(), unstored=self.unstored.runs, segments=tuple(segments))
 
     def judge(
@@ -165,10 +163,10 @@ class Cancels:
         uncopyable_of: UncopyableOf,
         now_ms: int,
     ) -> Judged | None:
-        """What the `fresh` rows of a batch, read at `now_ms`, mean; None when none of them has to do with a cancel.
+        """The effect on cancels of a batch's `fresh` rows, read at `now_ms`; None without any effect.
 
-        `row` of `fresh` is the index in `payload`; `is_unfinished` is by row of `fresh`. `finished` says which
-        positions are finished. No lock is held.
+        `row` of `fresh` is the index in `payload`; `is_unfinished` is by row of `fresh`. `finished` returns the mask of
+        finished positions. The caller holds no lock.
         """
         batch = _Batch(payload, fresh, is_unfinished, now_ms)
         by_id = self._judge_ids(known, batch, finished)
@@ -178,13 +176,13 @@ class Cancels:
         if len(parts) < 2:
             return parts[0] if parts else None
         hits = concat_timers([part.hits for part in parts])
-        _, once = np.unique(hits.seq, return_index=True)
+        _, once = np.unique(hits.offset, return_index=True)
         covered: Bools = np.logical_or.reduce([part.covered for part in parts])
         timers = parts[0].timers
         return Judged(
             covered=covered,
-            tombstones=merged([part.tombstones for part in parts]),
-            timers=timers[~np.isin(timers.seq, fresh.seq[covered[fresh.row]])],
+            tombstones=merged_runs([part.tombstones for part in parts]),
+            timers=timers[~np.isin(timers.offset, fresh.offset[covered[fresh.row]])],
             hits=hits[once],
         )
 
@@ -197,168 +195,150 @@ class Cancels:
         rows, is_unfinished = fresh[kept], is_unfinished[kept]
         if not len(rows):
             return None
-        index, source, offset = rows.row, rows.source, rows.offset
-        keys = self.seeds.digest(ids.take(pa.array(index)), source)
+        index, offset = rows.row, rows.offset
+        keys = digest(ids.take(pa.array(index)))
         kind = payload.column("kind").to_numpy()[index]
         origin = payload.column("origin").to_numpy()[index]
         replaces = payload.column("replace").to_numpy(zero_copy_only=False)[index]
         is_timer = kind == Kind.TIMER
         makes = (kind == Kind.CANCEL) | (is_timer & (replaces == True))  # noqa: E712 - may hold None
         expire_ms = np.full(int(np.count_nonzero(makes)), now_ms + self._keep_ms)
-        new = _run(keys[makes], source[makes], offset[makes], expire_ms)
+        new = _run(keys[makes], offset[makes], expire_ms)
 
-        # Timers of the batch: covered by what was known, or by the batch itself.
+        # Timers of the batch, covered by earlier tombstones, or by the batch itself.
         timer = np.flatnonzero(is_timer & is_unfinished)
-        by, until_ms = self._cover(known.lookup, new, keys[timer], source[timer], origin[timer])
+        by, until_ms = self._cover(known.lookup, new, keys[timer], origin[timer])
         is_covered = by > origin[timer]
         covered = np.zeros(len(ids), dtype=np.bool_)
         covered[index[timer[is_covered]]] = True
         at = rows.at[timer]
-        raised = [
-            _run(keys[timer[is_covered]], source[timer[is_covered]], by[is_covered],
-                 np.maximum(until_ms, at)[is_covered])
-        ]  # fmt: skip
+        raised = [_run(keys[timer[is_covered]], by[is_covered], np.maximum(until_ms, at)[is_covered])]
         live = timer[~is_covered]
         timers = timers_of(keys[live], rows[live], origin[live], labels(payload).take(pa.array(index[live])))
 
         hits = no_timers()
         if len(new):
             hits, reached = self._hits(known, new, finished)
-            raised.append(_run(hits.keys, new.source[reached], new.offset[reached], hits.at))
+            raised.append(_run(hits.keys, new.offset[reached], hits.at))
         return Judged(
             covered=covered,
-            # Kept until the time of whatever it covers, at least.
-            tombstones=merged([new, *raised]),
+            # Each is kept at least until the latest time of the timers that it covers.
+            tombstones=merged_runs([new, *raised]),
             timers=timers[timers.keys.order()],
             hits=hits,
         )
 
     def _judge_origins(self, known: Known, batch: _Batch, pending_of: PendingOf) -> Judged | None:
-        """What cancels by origin mean, those of the batch and those before, for the timers of the batch and others."""
+        """Covers timers of the batch by new and earlier cancels by origin, and pending timers by new ones."""
         payload, fresh, is_unfinished, now_ms = batch
-        index, source, offset = fresh.row, fresh.source, fresh.offset
+        index, offset = fresh.row, fresh.offset
         kind, origin = payload.column("kind").to_numpy()[index], payload.column("origin").to_numpy()[index]
         makes = kind == Kind.CANCEL
         if makes.any():
             makes &= payload.column("id").is_null().to_numpy(zero_copy_only=False)[index] & (origin != NO_ORIGIN)
-        highest = known.lookup.highest_by_origin
-        timer = (kind == Kind.TIMER) & is_unfinished & ((origin < highest[source]) | makes.any())
+        timer = (kind == Kind.TIMER) & is_unfinished & ((origin < known.lookup.highest.by_origin) | makes.any())
         if not (makes.any() or timer.any()):
             return None
         expire_ms = np.full(int(np.count_nonzero(makes)), now_ms + self._keep_ms)
         at, named = named_by(payload, index[makes], origin[makes])
-        earlier = named < offset[makes][at]  # nothing is cancelled by what was written before it
+        earlier = named < offset[makes][at]  # a cancel does not cover later messages
         at, named = at[earlier], named[earlier]
-        of, by = source[makes][at], offset[makes][at]
-        new = _run(self.seeds.of_origins(named, of), of, by, expire_ms[at])
+        new = _run(keys_of(ORIGIN, named), offset[makes][at], expire_ms[at])
         rows = np.flatnonzero(timer)
-        keys = self.seeds.of_origins(origin[rows], source[rows])
-        by, until_ms = self._cover(known.lookup, new, keys, source[rows], origin[rows])
+        keys = keys_of(ORIGIN, origin[rows])
+        by, until_ms = self._cover(known.lookup, new, keys, origin[rows])
         is_covered = by > origin[rows]
         covered = np.zeros(len(payload), dtype=np.bool_)
         covered[index[rows[is_covered]]] = True
-        raised = _run(
-            keys[is_covered], source[rows][is_covered], by[is_covered],
-            np.maximum(until_ms, fresh.at[rows])[is_covered],
-        )  # fmt: skip
-        hits = pending_of(pack(new.source.astype(np.int64), new.keys.lo.astype(np.int64)))
-        at = find(new.keys, hits.keys)
-        reached = _run(hits.keys, new.source[at], new.offset[at], hits.at)
-        return Judged(covered=covered, tombstones=merged([new, raised, reached]), timers=no_timers(), hits=hits)
+        raised = _run(keys[is_covered], by[is_covered], np.maximum(until_ms, fresh.at[rows])[is_covered])
+        hits = pending_of(new.keys.lo.astype(np.int64))
+        at = index_of(new.keys, hits.keys)
+        reached = _run(hits.keys, new.offset[at], hits.at)
+        return Judged(covered=covered, tombstones=merged_runs([new, raised, reached]), timers=no_timers(), hits=hits)
 
     def _judge_commands(
         self, known: Known, batch: _Batch, pending_of: PendingOf, uncopyable_of: UncopyableOf
     ) -> Judged | None:
-        """What finished commands by origin mean, those of the batch, which was read before, and earlier ones."""
+        """Covers rows by finished commands by origin: those of the batch, which is read once more, and earlier ones."""
         payload, fresh, is_unfinished, now_ms = batch
-        index, source, offset = fresh.row, fresh.source, fresh.offset
+        index, offset = fresh.row, fresh.offset
         kind, origin = payload.column("kind").to_numpy()[index], payload.column("origin").to_numpy()[index]
         makes = np.isin(kind, DECIDED) & ~is_unfinished & (origin != NO_ORIGIN) & (origin < offset)
         if makes.any():
             makes &= payload.column("id").is_null().to_numpy(zero_copy_only=False)[index]
         timer = (kind == Kind.TIMER) & is_unfinished
-        timer &= (offset < known.lookup.highest_by_command[source]) | makes.any()
+        timer &= (offset < known.lookup.highest.by_command) | makes.any()
         if not (makes.any() or timer.any()):
             return None
         expire_ms = np.full(int(np.count_nonzero(makes)), now_ms + self._keep_ms)
         at, named = named_by(payload, index[makes], origin[makes])
-        of, by, is_move = source[makes][at], offset[makes][at], (kind[makes] == Kind.MOVE)[at]
+        by, is_move = offset[makes][at], (kind[makes] == Kind.MOVE)[at]
         rows = np.flatnonzero(timer)
         later = is_move & (payload.column("due").to_numpy() > payload.column("ts").to_numpy())[index[makes]][at]
-        if later.any():  # these have left alone what is too large for a copy
-            originals = pack(of.astype(np.int64), np.maximum(named, 0))
+        if later.any():  # a move to a later time leaves a message alone that is too large for a copy
             large = rows[payload.column("rolls").to_numpy()[index[rows]] == UNCOPYABLE]
-            fixed = np.concatenate((uncopyable_of(originals[later]), fresh.seq[large]))
-            acted = ~(later & np.isin(originals, fixed))
-            at, named, of, by, is_move = at[acted], named[acted], of[acted], by[acted], is_move[acted]
+            fixed = np.concatenate((uncopyable_of(named[later]), fresh.offset[large]))
+            acted = ~(later & np.isin(named, fixed))
+            at, named, by, is_move = at[acted], named[acted], by[acted], is_move[acted]
         covered = np.zeros(len(payload), dtype=np.bool_)
-        found: list[Run] = []
+        runs: list[Run] = []
         hits = [no_timers()]
-        for keys_of, mine in ((self.seeds.of_moves, is_move), (self.seeds.of_recalls, ~is_move)):
+        for what, mine in ((MOVE, is_move), (RECALL, ~is_move)):
             mine = mine & (named < by)
-            new = _run(keys_of(named[mine], of[mine]), of[mine], by[mine], expire_ms[at][mine])
-            keys = keys_of(origin[rows], source[rows])
+            new = _run(keys_of(what, named[mine]), by[mine], expire_ms[at][mine])
+            keys = keys_of(what, origin[rows])
             until, until_ms = known.lookup.look_up(keys)
             if len(new):
                 until, until_ms = _later((until, until_ms), new.look_up(keys))
             is_covered = until > offset[rows]
             covered[index[rows[is_covered]]] = True
-            found += [
-                new,
-                _run(keys[is_covered], source[rows][is_covered], until[is_covered],
-                     np.maximum(until_ms, fresh.at[rows])[is_covered]),
-            ]  # fmt: skip
+            latest_ms = np.maximum(until_ms, fresh.at[rows])[is_covered]
+            runs += [new, _run(keys[is_covered], until[is_covered], latest_ms)]
             if len(new):
-                reached = pending_of(pack(new.source.astype(np.int64), new.keys.lo.astype(np.int64)))
-                which = find(new.keys, keys_of(reached.origin, reached.source))
+                reached = pending_of(new.keys.lo.astype(np.int64))
+                which = index_of(new.keys, keys_of(what, reached.origin))
                 below = reached.offset < new.offset[which]
                 reached, which = reached[below], which[below]
                 hits.append(reached)
-                found.append(_run(new.keys[which], new.source[which], new.offset[which], reached.at))
+                runs.append(_run(new.keys[which], new.offset[which], reached.at))
         both = concat_timers(hits)
-        _, once = np.unique(both.seq, return_index=True)
-        return Judged(covered=covered, tombstones=merged(found), timers=no_timers(), hits=both[once])
+        _, once = np.unique(both.offset, return_index=True)
+        return Judged(covered=covered, tombstones=merged_runs(runs), timers=no_timers(), hits=both[once])
 
-    def add_decided(
-        self, is_move: Bools, origin: Int64s, source: Int64s, offset: Int64s, until_ms: Int64s, now_ms: int
-    ) -> None:
-        """Tombstones of commands at `offset` that were just finished, moves or recalls, for these originals; `until_ms`
-        are the times of the rows that they cover."""
-        moves, recalls = self.seeds.of_moves(origin, source), self.seeds.of_recalls(origin, source)
+    def add_decided(self, is_move: Bools, origin: Int64s, offset: Int64s, until_ms: Int64s, now_ms: int) -> None:
+        """Add tombstones of finished commands at `offset`, moves or recalls, for the originals `origin`; `until_ms` are
+        the times of the rows that they cover. All are vectors of one length."""
+        moves, recalls = keys_of(MOVE, origin), keys_of(RECALL, origin)
         keys = Digests(np.where(is_move, moves.hi, recalls.hi), moves.lo)
-        run = _run(keys, source, offset, np.maximum(until_ms, now_ms + self._keep_ms))
-        none: Bools = np.zeros(len(run), dtype=np.bool_)
-        self.tombstones.add(run, none, ~none)
+        self.tombstones.add(_run(keys, offset, np.maximum(until_ms, now_ms + self._keep_ms)))
 
     def take_in(self, judged: Judged, resident: Resident, in_hand: Int64s) -> tuple[Tally, Tally]:
-        """Add what was judged. Returns the timers that were pending until now, counted, and those of them (`in_hand`,
-        packed) that the open transaction has taken or acts on."""
-        new = judged.tombstones
-        are = self.seeds.are_origins, self.seeds.are_commands
-        self.tombstones.add(new, *(each(new.keys, new.source) for each in are))
+        """Add a judgement. Returns the counts of newly covered pending timers, and of those among them that the open
+        transaction has (`in_hand` are the offsets of its rows)."""
+        self.tombstones.add(judged.tombstones)
         self.unstored.add(judged.timers, lambda timers: _is_gone(resident, timers))
         hits = judged.hits[~resident.finished(judged.hits)]
-        lent = hits[np.isin(hits.seq, in_hand)]
+        lent = hits[np.isin(hits.offset, in_hand)]
         self.cancelled += int(np.count_nonzero(judged.covered)) + len(hits) - len(lent)
         return _tally(hits), _tally(lent)
 
     def forget_stored(self, resident: Resident) -> None:
-        """A flush has put timers into a segment."""
+        """Drop timers that a flush has put into a segment."""
         self.unstored.prune(lambda timers: _is_gone(resident, timers))
 
-    def _cover(self, lookup: Lookup, new: Run, keys: Digests, source: Int64s, origin: Int64s) -> tuple[Int64s, Int64s]:
-        """(offset, expire_ms) of the tombstones that may cover timers, -1 where there are none."""
+    def _cover(self, lookup: Lookup, new: Run, keys: Digests, origin: Int64s) -> tuple[Int64s, Int64s]:
+        """(offset, expire_ms) of the tombstone of each timer; -1: none."""
         by, until_ms = np.full(len(keys), -1, np.int64), np.full(len(keys), -1, np.int64)
-        # Originals that are newer than every tombstone, the usual case, need no look.
-        known = np.flatnonzero(origin < lookup.highest[source])
-        if len(known):
-            by[known], until_ms[known] = lookup.look_up(keys[known])
+        # Originals above every tombstone, the usual case, need no look-up.
+        below = np.flatnonzero(origin < lookup.highest.any)
+        if len(below):
+            by[below], until_ms[below] = lookup.look_up(keys[below])
         return _later((by, until_ms), new.look_up(keys)) if len(new) else (by, until_ms)
 
     def _hits(self, known: Known, new: Run, finished: Callable[[Positions], Bools]) -> tuple[Timers, Int64s]:
-        """Pending timers that `new` covers and nothing did before, and by which of `new`.
+        """Pending timers that only `new` covers, and the index in `new` for each.
 
-        Each once: a flush moves timers from memory to a segment in one step.
+        Each occurs once, because a flush moves timers from memory to a segment in one step.
         """
         before, _ = known.lookup.look_up(new.keys)
         parts: list[Timers] = []
@@ -377,20 +357,20 @@ class Cancels:
         return concat_timers(parts), np.concatenate(reached)
 
     def _are_covered_otherwise(self, lookup: Lookup, timers: Timers) -> Bools:
-        """Which of the timers cancels by origin and commands cover."""
-        decided = self.decided(lookup, timers.source, timers.offset, timers.origin)
-        mask: Bools = timers.origin < lookup.highest_by_origin[timers.source]
+        """Mask of the timers that cancels by origin or commands cover."""
+        decided = self.decided(lookup, timers.offset, timers.origin)
+        mask: Bools = timers.origin < lookup.highest.by_origin
         if mask.any():
             rows = timers[mask]
-            offset, _ = lookup.look_up(self.seeds.of_origins(rows.origin, rows.source))
+            offset, _ = lookup.look_up(keys_of(ORIGIN, rows.origin))
             mask[mask] = offset > rows.origin
         return mask | decided
 
     # ---- opening, maintenance
 
     def covered_by_id(self, ids: SegmentIds) -> Timers:
-        """The timers of a segment whose ids tombstones cover, some of them twice: the smaller of the two is looked up
-        in the larger."""
+        """The timers of a segment that tombstones of their ids cover; some occur twice. The smaller set is looked up in
+        the larger one."""
         lookup = self.tombstones.lookup()
         parts: list[Timers] = [no_timers()]
         if len(self.tombstones) < len(ids):
@@ -405,58 +385,53 @@ class Cancels:
         return concat_timers(parts)
 
     def named_origins(self) -> Int64s:
-        """The origins that tombstones name, packed with their sources."""
-        lookup, found = self.tombstones.lookup(), [np.empty(0, np.int64)]
-        if (lookup.highest_by_origin >= 0).any() or (lookup.highest_by_command >= 0).any():
+        """The origins that tombstones name, in order, each once."""
+        lookup, origins = self.tombstones.lookup(), [np.empty(0, np.int64)]
+        if max(lookup.highest.by_origin, lookup.highest.by_command) >= 0:
             for run in lookup.runs():
-                known = run[run.source >= 0]
-                is_origin = self.seeds.are_origins(known.keys, known.source)
-                named = known[is_origin | self.seeds.are_commands(known.keys, known.source)]
-                found.append(pack(named.source.astype(np.int64), named.keys.lo.astype(np.int64)))
-        return np.unique(np.concatenate(found))
+                named = run.keys[are_of(ORIGIN, run.keys) | are_commands(run.keys)]
+                origins.append(named.lo.astype(np.int64))
+        return np.unique(np.concatenate(origins))
 
     @staticmethod
     def tally_once(timers: Timers, finished: Callable[[Positions], Bools]) -> Tally:
-        """Unfinished timers, each counted once."""
-        _, once = np.unique(timers.seq, return_index=True)
+        """Counts of the unfinished timers, each counted once."""
+        _, once = np.unique(timers.offset, return_index=True)
         timers = timers[once]
         return _tally(timers[~finished(timers)])
 
     def expired_before_ms(self, resident: Resident, on_loan: RowRefs, now_ms: int) -> int:
-        """Tombstones that expire before this may be dropped: the time is over; nothing that is at or before it is
-        unfinished (and a tombstone expires no sooner than what it covers); and every copy that an earlier process may
-        have left in the log has been read.
+        """The time (ms) before which an expired tombstone may be dropped. It is past, and all rows before it are
+        finished; a tombstone does not expire before the rows that it covers. While copies of an earlier process may be
+        unread, it is AT_MIN.
 
         `on_loan` are the rows of the open transaction.
         """
-        if self.inherited is None or any(resident.ends[source] < end for source, end in self.inherited.items()):
+        if self.inherited is None or resident.end < self.inherited:
             return AT_MIN
         waiting = np.concatenate([resident.overtaken.all().at, on_loan.at])
         first = int(waiting[waiting > AT_MIN].min(initial=now_ms))
-        held = [resident.committed[source].position.at_ms for source in resident.held_sources()]
         ready_ms = resident.ready.first_at_ms()
-        return min([now_ms, resident.frontier.at_ms, first, *held, *([] if ready_ms is None else [ready_ms])])
+        return min([now_ms, resident.frontier.at_ms, first, *([] if ready_ms is None else [ready_ms])])
 
 
 def _later(some: tuple[Int64s, Int64s], others: tuple[Int64s, Int64s]) -> tuple[Int64s, Int64s]:
-    """Of two look-ups of the same keys the larger offsets and expiries."""
+    """The larger offsets and expiries of two look-ups of the same keys."""
     return np.maximum(some[0], others[0]), np.maximum(some[1], others[1])
 
 
-def _below(
-    lookup: Lookup, keys_of: Callable[[Int64s, Int64s], Digests], source: Int64s, offset: Int64s, origin: Int64s
-) -> Bools:
-    """Mask of the rows of these origins that are below their tombstones, whose keys `keys_of` tells."""
-    mask: Bools = offset < lookup.highest_by_command[source]
+def _below(lookup: Lookup, what: np.uint64, offset: Int64s, origin: Int64s) -> Bools:
+    """Mask of the rows with offsets below the tombstones of their origins; `what` is MOVE or RECALL."""
+    mask: Bools = offset < lookup.highest.by_command
     if mask.any():
-        found, _ = lookup.look_up(keys_of(origin[mask], source[mask]))
-        mask[mask] = found > offset[mask]
+        until, _ = lookup.look_up(keys_of(what, origin[mask]))
+        mask[mask] = until > offset[mask]
     return mask
 
 
 def named_by(payload: pa.RecordBatch, index: npt.NDArray[Any], origin: Int64s) -> tuple[Int64s, Int64s]:
-    """Of commands by origin, the rows `index` of `entry.PAYLOAD` with these origins: which of them names what, and the
-    offsets that they name, each command's in order and once."""
+    """The originals that commands by origin name; the commands are rows `index` of `entry.PAYLOAD`. Returns pairs: the
+    command's number, and the named offset, for each command in order and once."""
     several = np.flatnonzero(origin == SEVERAL)
     if not len(several):
         return np.arange(len(origin)), origin
@@ -467,8 +442,8 @@ def named_by(payload: pa.RecordBatch, index: npt.NDArray[Any], origin: Int64s) -
     return np.repeat(np.arange(len(origin)), list(map(len, lists))), np.concatenate(lists)
 
 
-def _run(keys: Digests, source: npt.NDArray[Any], offset: Int64s, expire_ms: Int64s) -> Run:
-    return merged([Run(keys=keys, source=source.astype(np.int32), offset=offset, expire_ms=expire_ms)])
+def _run(keys: Digests, offset: Int64s, expire_ms: Int64s) -> Run:
+    return merged_runs([Run(keys=keys, offset=offset, expire_ms=expire_ms)])
 
 
 def _is_gone(resident: Resident, timers: Timers) -> Bools:

@@ -1,27 +1,25 @@
-"""Commands that are decided in the transaction which finishes them: moves, and cancels that are answered (I7).
+"""Commands, decided in the transaction that finishes them: moves and recalls (invariant I7).
 
-A command at offset d of a source names originals of it, or an id. It has no effect before its transaction: until then
-the messages are delivered as if there were no command, and are told to have left. Of several that it names each has a
-decision of its own.
+A command at offset d names originals, or an id. Before its transaction it has no effect: messages are delivered as
+without it, and the answer is then that they have left. Each original that it names has its own decision.
 
-    ingest        an *effect* is noted (effects.py): the rows that the command is about, all of a lower offset than its
-                  own
-    transaction   those that are still pending are acted on: a move writes copies, which have offsets above d, a recall
-                  nothing; later takes of the transaction pass over them
+    ingest        an *effect* is noted (effects.py): the rows that the command covers, all at offsets below d
+    transaction   the command acts on the rows that are still pending: a move writes copies, at offsets above d, a
+                  recall writes none; later takes of the transaction pass over these rows
     committed     a tombstone of the origin with the offset d covers every row of that origin *below d*
 
-One command by id becomes one by origin for each message: the transaction that finishes it writes them.
+A command by id becomes one command by origin for each message: its transaction writes these.
 
-Replay. A command below the committed O is finished: its tombstone is made when it is read. That is right, since its
-transaction acted on every pending row of the origin below d; and it is read before anything is delivered (I6). Only an
-original that is too large for a copy, which decoding tells, is left alone by a move to a later time, then and when the
-move is read again: there is no other row of it, and no tombstone is made.
+Replay. A command below the committed O is finished: reading it makes its tombstone. Nothing is lost by that, since its
+transaction acted on every pending row of the origin below d, and it is read before any delivery (I6). There is one
+exception: a move to a later time leaves an original alone that is too large for a copy, at first and at each replay.
+Decoding marks such an original; it has no other rows, and gets no tombstone.
 
 In transit. A copy that a transaction has written (a roll, a retry, a tick, the copy of a move) is above the commands
-that were read before it. Where a command by origin finds nothing but such a copy may be under way, its transaction
-writes the command again, behind the copy. One by id becomes one by origin for such a message, too. Only where the
-store does not know all copies (those that an earlier process wrote may be unread), it is written again as it is; what
-was sent after its client's record stays out of it, and later commands of the id that are decided before it is are
+that were read before it. If a command by origin finds no row, but such a copy may be in transit, its transaction writes
+the command again, behind the copy. A command by id becomes a command by origin for such a message, too. If the store
+does not know all copies, because those of an earlier process may be unread, the command by id itself is written again.
+It leaves out messages that were sent after its client's record. Later commands of the id that are decided before it are
 written again behind it.
 """
 
@@ -37,36 +35,34 @@ import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels.digests import Digests, concat_digests
-from timerstore.cancels.id_index import Seeds
 from timerstore.rows.entry import UNCOPYABLE
-from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Positions, offsets_of, pack, sources_of
-from timerstore.rows.sources import Sources
+from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, Positions
 
 WAITING_MS_MAX: Final = 10_000
-"""How long a command that was written is waited for. It takes some tens of milliseconds."""
+"""Limit of the wait for a command that was written. The usual wait is some tens of milliseconds."""
 _NONE: Final = np.empty(0, np.int64)
 
 
 class Decision(Enum):
-    """What a command comes to, for an original that it names, or for all of its id."""
+    """The outcome of a command, for an original that it names, or for all messages of its id."""
 
     ACT = auto()  # the rows of `live` are pending
-    AGAIN = auto()  # what it is about may be under way: it is written again
-    LEFT = auto()  # what it is about has left in the meantime
-    NOTHING = auto()  # nothing of it was pending
-    TOO_MANY = auto()  # it is about more than effects.ROWS_MAX messages
-    PASSED = auto()  # a later one of the same transaction acts in its place
-    UNCOPYABLE = auto()  # a move to another time would need a copy, for which it is too large: it stays as it is
+    AGAIN = auto()  # a copy of the message may be in transit: the command is written again
+    LEFT = auto()  # the message has left in the meantime
+    NOTHING = auto()  # no message was pending
+    TOO_MANY = auto()  # the command covers more than effects.ROWS_MAX messages
+    PASSED = auto()  # a later command of the same transaction acts in its place
+    UNCOPYABLE = auto()  # a move to another time needs a copy, and the message is too large: it stays unchanged
 
 
 @dataclass(slots=True, eq=False)
 class Copied:
-    """Of what a command is about, the originals (offsets) of which a row may have left as a copy, which is above the
-    command. Commands that share their rows share this; of an id, there may be later messages in it."""
+    """The originals (offsets), among those that a command covers, that may have a copy above the command. Commands that
+    share their rows share this object; for an id it may have later messages, too."""
 
     origins: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
     is_unsure: bool = False
-    """Whether there may be others, of copies that an earlier process wrote."""
+    """Whether there may be more, from copies that an earlier process wrote."""
 
     def add(self, *origins: Int64s) -> None:
         if any(map(len, origins)):
@@ -75,16 +71,17 @@ class Copied:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Effect:
-    """What one command is about. `seq` is its own, packed; `origin` int64[n] is of `rows`.
+    """The rows that one command covers. `offset` is the command's; `origin` int64[n] are the origins of `rows`.
 
-    By origin: `named` are the offsets of the originals that it names, in order; `rows` are sorted by origin and offset;
-    `payload` has n rows of `entry.PAYLOAD`, of a recall with some columns. By id: `key` is its digest, one row; `rows`
-    are `Timers`, sorted by offset, which later commands of the id share: its own are those up to `upto`."""
+    By origin: `named` are the offsets of the named originals, in order; `rows` are sorted by origin and offset;
+    `payload` has n rows of `entry.PAYLOAD`, for a recall with some columns only. By id: `key` is the digest, one row;
+    `rows` are `Timers`, sorted by offset, and shared with later commands of the id. The command covers `rows[:upto]`.
+    """
 
-    seq: int
+    offset: int
     is_move: bool
     is_now: bool = False
-    """Whether it is a move to a time that is past when its record is written: it needs no copies."""
+    """Whether it moves to a time that is past when its record is written: such a move needs no copies."""
     rows: Positions
     origin: Int64s
     payload: pa.RecordBatch
@@ -94,65 +91,61 @@ class Effect:
     is_too_many: bool = False
     upto: int | None = None
     large: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    """Of a move by id beside which another one waits: the originals that are too large for a copy."""
+    """Originals that are too large for a copy; only of a move by id beside another one that waits."""
     bytes: int = 0
-    """What it takes, about."""
-
-    @property
-    def source(self) -> int:
-        return self.seq >> OFFSET_BITS
+    """Its estimated size in memory."""
 
     @property
     def id(self) -> Id:
-        """The id that the command names; without one, none."""
-        hi, lo = (0, 0) if self.key is None else (int(self.key.hi[0]), int(self.key.lo[0]))
-        return self.source, hi, lo
+        """The digest of the id that the command names; (0, 0) for a command by origin."""
+        return (0, 0) if self.key is None else (int(self.key.hi[0]), int(self.key.lo[0]))
 
     def are_uncopyable(self) -> Bools:
-        """Which rows of a move by origin are too large for a copy."""
+        """Mask of the rows that are too large for a copy, of a move by origin."""
         if not self.is_move:
             return np.zeros(len(self.rows), np.bool_)
-        found: Bools = self.payload.column("rolls").to_numpy() == UNCOPYABLE
-        return found
+        mask: Bools = self.payload.column("rolls").to_numpy() == UNCOPYABLE
+        return mask
 
     def are_fixed(self) -> Bools:
-        """Which of its rows would need a copy that is too large."""
+        """Mask of the rows that would need a copy, and are too large for one."""
         return self.are_uncopyable() & (not self.is_now)
 
     def have(self, rows: Bools) -> Bools:
-        """Which of the originals that it names have any of these rows."""
+        """Mask of the named originals that have any of the rows in a mask."""
         assert self.named is not None
         return np.isin(self.named, self.origin[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decided:
-    """A command's decision about the originals `named`, all those of its effect that have it, or about an id (None);
-    `live` are the indices of the effect's rows that are acted on. One by id that acts does so by commands about the
-    originals `named`."""
+    """A decision of a command about the originals `named`: all originals of its effect with this decision; None: about
+    its id. `live` are the indices of the effect's rows that it acts on. A command by id acts through commands by origin
+    for the originals `named`."""
 
     effect: Effect
     decision: Decision
     live: Int64s
     named: Int64s | None
     behind: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    """Originals that are acted on, of which copies may be under way as well: they need the command once more."""
+    """Originals that it acts on, and whose copies may be in transit: the command is written again for them."""
 
     def written(self) -> list[Int64s]:
-        """The originals, packed, about which it has commands by origin written."""
+        """The originals for which commands by origin are written: a list of one vector, or an empty list."""
         by_origin = self.named if self.decision is Decision.AGAIN or self.effect.named is None else self.behind
         if by_origin is None or self.decision not in (Decision.AGAIN, Decision.ACT) or not len(by_origin):
             return []
-        return [packed_in(self.effect.source, by_origin)]
+        return [within_reach(by_origin)]
 
 
 def of_all(effect: Effect, decision: Decision) -> list[Decided]:
-    """A decision about an id."""
+    """One decision about all messages of an id."""
     return [Decided(effect=effect, decision=decision, live=_NONE, named=None)]
 
 
 def passed_over(effect: Effect, later: Effect, named: Int64s, *, waits: bool) -> list[Decided]:
-    """Of a move by id in whose place a later one acts, but not on what is too large for the copy that one needs."""
+    """The decisions of a move by id in whose place a later move acts. The later one cannot act on originals that are
+    too large for its copies: these the earlier one decides itself. If it `waits`, it is written again instead."""
     large: Int64s = _NONE if later.is_now else np.intersect1d(named, np.union1d(effect.large, later.large))
     if not len(large):
         return [Decided(effect=effect, decision=Decision.PASSED, live=_NONE, named=named)]
@@ -163,69 +156,64 @@ def passed_over(effect: Effect, later: Effect, named: Int64s, *, waits: bool) ->
     return [Decided(effect=effect, decision=each, live=_NONE, named=part) for each, part in parts if len(part)]
 
 
-def named_among(effect: Effect, named: Int64s, packed: Collection[int]) -> Bools:
-    """Which of these originals are among some, packed."""
-    return np.array([each in packed for each in packed_in(effect.source, named).tolist()], dtype=np.bool_)
+def named_among(named: Int64s, some: Collection[int]) -> Bools:
+    """Mask of the originals that are in a small set."""
+    return np.array([each in some for each in within_reach(named).tolist()], dtype=np.bool_)
 
 
 class InTransit:
-    """Copies that were written and not read back yet: packed sources and origins, and digests of their ids."""
+    """Copies in transit, written and not yet read back: their origins, and the digests of their ids."""
 
     def __init__(self) -> None:
         self._origins: Int64s = np.empty(0, np.int64)
         self._ids = concat_digests([])
         self._ordered: Int64s | None = None
-        """The origins, for look-ups: there may be many times as many of them as a command names."""
+        """The origins, sorted for look-ups: they may be many more than a command names."""
 
     def __len__(self) -> int:
         return len(self._origins)
 
     def add(self, origins: Int64s, ids: Digests) -> None:
-        """Copies that were committed; `ids` are zeros where there is none."""
+        """Add committed copies; `ids` are zeros for copies without an id."""
         self._origins, self._ordered = np.concatenate([self._origins, origins]), None
         self._ids = concat_digests([self._ids, ids])
 
     def remove(self, origins: Int64s) -> Int64s:
-        """Copies that were read. Returns those that were not among them."""
+        """Remove copies that were read back. Returns the origins that were not in transit."""
         if not len(self) or not len(origins):
             return origins
-        found, counts = np.unique(origins, return_counts=True)
+        distinct, counts = np.unique(origins, return_counts=True)
         order = np.argsort(self._origins, kind="stable")
         ordered = self._origins[order]
         nth = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-        at = np.minimum(np.searchsorted(found, ordered), len(found) - 1)
-        gone = (found[at] == ordered) & (nth < counts[at])
+        at = np.minimum(np.searchsorted(distinct, ordered), len(distinct) - 1)
+        gone = (distinct[at] == ordered) & (nth < counts[at])
         kept = np.sort(order[~gone])
         self._origins, self._ids, self._ordered = self._origins[kept], self._ids[kept], None
-        left: Int64s = np.repeat(found, counts - np.bincount(at[gone], minlength=len(found)))
+        left: Int64s = np.repeat(distinct, counts - np.bincount(at[gone], minlength=len(distinct)))
         return left
 
-    def give_up(self, sources: Collection[int]) -> None:
-        """Forget the copies of some sources."""
-        kept = ~np.isin(sources_of(self._origins), list(sources))
-        self._origins, self._ids, self._ordered = self._origins[kept], self._ids[kept], None
-
     def add_all(self, other: InTransit) -> None:
-        """Copies of a transaction that was committed."""
+        """Add the copies of a committed transaction."""
         if len(other):
             self.add(other._origins, other._ids)
 
     def of(self, effect: Effect) -> Int64s:
-        """The originals (offsets) that they are of, among those that a command names, or of its id."""
+        """The originals (offsets) with copies in transit, among those of a command, by origin or by id."""
         if not len(self):
             return self._origins
         if effect.named is None:
-            _, hi, lo = effect.id
-            return offsets_of(self._origins[(self._ids.hi == hi) & (self._ids.lo == lo)])
+            hi, lo = effect.id
+            originals: Int64s = self._origins[(self._ids.hi == hi) & (self._ids.lo == lo)]
+            return originals
         if self._ordered is None:
             self._ordered = np.sort(self._origins, kind="stable")
-        return effect.named[among(packed_in(effect.source, effect.named), self._ordered)]
+        return effect.named[among(within_reach(effect.named), self._ordered)]
 
 
 class Waiting:
-    """Originals (packed) about which commands by origin have been written, once more or for one by id, and are not
-    decided yet: missed ticks are put off until then. What was written long ago may have been read as a reject, and
-    counts no more."""
+    """Originals for which the bridge has written commands by origin that are not yet decided. Until then their missed
+    ticks wait. Commands written more than WAITING_MS_MAX ago no longer count: they may have been read as rejects."""
 
     def __init__(self) -> None:
         self._counts: dict[int, tuple[int, int]] = {}
@@ -234,141 +222,111 @@ class Waiting:
         return len(self._counts)
 
     def add(self, origins: Int64s, now_ms: int) -> None:
-        """Commands that are written now."""
-        for each in origins.tolist():
-            count, _ = self._counts.get(each, (0, 0))
-            self._counts[each] = count + 1, now_ms + WAITING_MS_MAX
+        """Count commands that are written now."""
+        for origin in origins.tolist():
+            count, _ = self._counts.get(origin, (0, 0))
+            self._counts[origin] = count + 1, now_ms + WAITING_MS_MAX
 
     def remove(self, origins: Int64s) -> None:
-        """Commands that were decided."""
-        for each in origins.tolist():
-            count, until_ms = self._counts.pop(each, (0, 0))
+        """Count out commands that were decided."""
+        for origin in origins.tolist():
+            count, until_ms = self._counts.pop(origin, (0, 0))
             if count > 1:
-                self._counts[each] = count - 1, until_ms
+                self._counts[origin] = count - 1, until_ms
 
     def among(self, origins: Int64s, now_ms: int) -> Bools:
-        """About which of some originals there are any."""
+        """Mask of the originals for which commands wait."""
         until_ms = [self._counts.get(each, (0, 0))[1] for each in origins.tolist()]
         return np.array(until_ms, np.int64) > now_ms
 
-    def forget(self, sources: Collection[int], now_ms: int) -> None:
-        """Those of some sources, and those of long ago."""
-        gone = [
-            key for key, (_, until_ms) in self._counts.items() if key >> OFFSET_BITS in sources or until_ms <= now_ms
-        ]
-        for key in gone:
+    def forget(self, now_ms: int) -> None:
+        """Drop commands whose time is over."""
+        for key in [key for key, (_, until_ms) in self._counts.items() if until_ms <= now_ms]:
             del self._counts[key]
 
 
-Id = tuple[int, int, int]
-"""A source, and the digest of an id of it."""
+Id = tuple[int, int]
+"""The digest of an id."""
 
 
 class Commands:
-    """Effects of commands that are not finished. Guarded by the store's lock, but for `effects_of`."""
+    """The unfinished commands, with their effects. The store's lock guards them."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self) -> None:
         self.effects: dict[int, Effect] = {}
-        """By the command's `seq`."""
+        """By the command's offset."""
         self.in_transit = InTransit()
         self.again: Counter[Id] = Counter()
-        """Commands by id that were written again, and are not decided yet: later ones of the id go behind them."""
+        """Commands by id that were written again, and are not yet decided: later ones of the id go behind them."""
         self.waiting = Waiting()
         self.recalling = Waiting()
-        """The same for recalls: moves by id leave these originals to them."""
+        """The same for recalls only: moves by id leave these originals to them."""
         self.bytes = 0
-        self.seeds = Seeds(sources)
 
-    def take_in(
-        self, effects: Sequence[Effect], finished: Callable[[Positions], Bools], is_unread: Callable[[int], bool]
-    ) -> None:
-        """Commands that were read, after the copies that were read with them have been taken out of what is in transit.
-        `is_unread` says of a source whether copies that an earlier process wrote may be unread. What has been finished
-        since the commands' rows were looked up may have left as a copy."""
+    def take_in(self, effects: Sequence[Effect], finished: Callable[[Positions], Bools], *, is_unread: bool) -> None:
+        """Add the effects of commands that were read; the copies in their batch are no longer in transit. `is_unread`:
+        copies of an earlier process may be unread. Rows that were finished since their look-up may have left as
+        copies."""
         if not effects:
             return
         distinct = _distinct(effects)
-        at, seq = [each.rows.at for each in distinct], [each.rows.seq for each in distinct]
-        gone = finished(Positions(np.concatenate(at), np.concatenate(seq)))
-        ends = np.cumsum([len(each) for each in seq])[:-1]
+        at, offset = [each.rows.at for each in distinct], [each.rows.offset for each in distinct]
+        gone = finished(Positions(np.concatenate(at), np.concatenate(offset)))
+        ends = np.cumsum([len(each) for each in offset])[:-1]
         for effect, left in zip(distinct, np.split(gone, ends), strict=True):
             effect.copied.add(self.in_transit.of(effect), effect.origin[left])
-            effect.copied.is_unsure |= is_unread(effect.source)
-        self.effects.update((effect.seq, effect) for effect in effects)
+            effect.copied.is_unsure |= is_unread
+        self.effects.update((effect.offset, effect) for effect in effects)
         self.bytes += sum(effect.bytes for effect in effects)
 
     def moved_ids(self) -> set[Id]:
-        """The ids that moves name which are not decided."""
+        """The ids of undecided moves."""
         return {each.id for each in self.effects.values() if each.is_move and each.key is not None}
 
-    def forget(self, seqs: Int64s) -> None:
-        """Rows that are finished, commands among them."""
+    def forget(self, offsets: Int64s) -> None:
+        """Drop the effects of finished commands; `offsets` may have other finished rows, too."""
         if self.effects:
-            for seq in self.effects.keys() & set(seqs.tolist()):
-                self.bytes -= self.effects.pop(seq).bytes
+            for offset in self.effects.keys() & set(offsets.tolist()):
+                self.bytes -= self.effects.pop(offset).bytes
 
-    def give_up(self, sources: Collection[int]) -> None:
-        """Sources that are another instance's from now on: what is in transit there, it reads."""
-        self.forget(np.array([seq for seq, each in self.effects.items() if each.source in sources], dtype=np.int64))
-        self.in_transit.give_up(sources)
-        self.forget_waiting(sources, 0)
-        self.again = Counter({key: count for key, count in self.again.items() if key[0] not in sources})
-
-    def note_copied(self, seqs: Int64s, copies: InTransit, read: Int64s) -> None:
-        """Rows that have left as copies; of these, those of the originals `read` (packed) were read already."""
-        ordered = np.sort(seqs)
-        for effect in _distinct(self.effects.values()) if len(seqs) or len(copies) else ():
-            effect.copied.add(copies.of(effect), effect.origin[among(effect.rows.seq, ordered)])
+    def note_copied(self, offsets: Int64s, copies: InTransit, read: Int64s) -> None:
+        """Note rows (`offsets`) that have left as `copies`; those of the originals `read` have been read back."""
+        ordered = np.sort(offsets)
+        for effect in _distinct(self.effects.values()) if len(offsets) or len(copies) else ():
+            effect.copied.add(copies.of(effect), effect.origin[among(effect.rows.offset, ordered)])
         copies.remove(read)
         self.in_transit.add_all(copies)
 
     def note_written(
         self, written: Sequence[tuple[bool, Int64s]], settled: Sequence[tuple[bool, Int64s]], now_ms: int
     ) -> None:
-        """Commands by origin that were written, and those that were decided: whether they are moves, and the originals
-        (packed) that they are about."""
+        """Note commands by origin that were written, and commands that were decided (`settled`): pairs of whether they
+        are moves, and their originals."""
         for moves, originals in settled:
             for waiting in (self.waiting,) if moves else (self.waiting, self.recalling):
                 waiting.remove(originals)
         for moves, originals in written:
             for waiting in (self.waiting,) if moves else (self.waiting, self.recalling):
                 waiting.add(originals, now_ms)
-        self.forget_waiting((), now_ms)
-
-    def forget_waiting(self, sources: Collection[int], now_ms: int) -> None:
-        """What is waited for of some sources, and what was written long ago."""
         for waiting in (self.waiting, self.recalling):
             if len(waiting):
-                waiting.forget(sources, now_ms)
-
-    def digests(self, ids: pa.Array, source: Int64s) -> Digests:
-        """Of ids, zeros where there is none."""
-        return digests_of(ids, source, self.seeds)
+                waiting.forget(now_ms)
 
 
 def _distinct(effects: Iterable[Effect]) -> Collection[Effect]:
-    """Of those that share their rows, and what is known of these, one."""
+    """One effect for each set of effects that share their rows and `copied`."""
     return {id(effect.copied): effect for effect in effects}.values()
 
 
 def among(wanted: Int64s, ordered: Int64s) -> Bools:
-    """Which are among many others."""
+    """Mask of the wanted values that are in a sorted vector."""
     if not len(ordered):
         return np.zeros(len(wanted), np.bool_)
-    found: Bools = ordered[np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)] == wanted
-    return found
+    mask: Bools = ordered[np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)] == wanted
+    return mask
 
 
-def packed_in(source: int, offsets: Int64s) -> Int64s:
-    """Originals of one source; an offset that no record can have becomes the largest one."""
-    return pack(np.full(len(offsets), source), np.minimum(offsets, OFFSET_MAX))
-
-
-def digests_of(ids: pa.Array, source: Int64s, seeds: Seeds) -> Digests:
-    """Of ids, zeros where there is none."""
-    found = Digests(np.zeros(len(ids), np.uint64), np.zeros(len(ids), np.uint64))
-    rows = np.flatnonzero(ids.is_valid().to_numpy(zero_copy_only=False))
-    if len(rows):
-        keys = seeds.digest(ids.take(pa.array(rows)), source[rows])
-        found.hi[rows], found.lo[rows] = keys.hi, keys.lo
-    return found
+def within_reach(offsets: Int64s) -> Int64s:
+    """The originals, with offsets above OFFSET_MAX, which no record can have, lowered to it."""
+    reached: Int64s = np.minimum(offsets, OFFSET_MAX)
+    return reached

@@ -1,17 +1,17 @@
-"""Digests of ids: what tombstones and the id index know a timer by.
+"""Digests of ids: the keys of tombstones and of the id index.
 
-An id is text of any length; here it is 128 bits, MurmurHash3 (Austin Appleby's x64 variant), seeded with the source's
-name, so that equal ids of two partitions are two keys, and so that a key means the same after a restart. Two of n ids
-collide with a chance of about n^2 / 2^129: 10^-19 for ten thousand million of them, far below that of a disk's
-undetected error. A producer that constructs a collision cancels a message in a topic to which it may write cancels
-anyway.
+An id is text of any length; its digest has 128 bits, MurmurHash3 (Austin Appleby's x64 variant). Among n ids, two
+collide with a chance of about n^2 / 2^129: 10^-19 for ten thousand million ids, far below that of a disk's undetected
+error. A producer that constructs a collision can only cancel messages in a topic to which it may write cancels anyway.
 
-Whole columns: ids of like length are gathered as one matrix of 64-bit words; there is no loop over rows.
+The key of an origin is the offset (`lo`), and a hash of offset and kind (`hi`); the kinds are cancels by origin, moves
+and recalls. An id's digest equals such a key with a chance of 2^-64.
+
+Whole columns are digested: ids of like length form one matrix of 64-bit words, without a loop over rows.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,20 +20,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.rows.position import Bools, Int64s
-from timerstore.rows.sources import SourceName
 
 Uint64s = npt.NDArray[np.uint64]
 
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
 _M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+ORIGIN = np.uint64(0x165667B19E3779F9)
 MOVE = np.uint64(0x9E3779B97F4A7C15)
 RECALL = np.uint64(0xC2B2AE3D27D4EB4F)
+"""Kinds of keys of origins: of cancels by origin, of moves, of recalls."""
 _FIVE, _N1, _N2, _33 = np.uint64(5), np.uint64(0x52DCE729), np.uint64(0x38495AB5), np.uint64(33)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Digests:
-    """128-bit keys as two uint64 vectors. Sorted ones are in the order of (hi, lo)."""
+    """128-bit keys as two uint64 vectors; they sort by (hi, lo)."""
 
     hi: Uint64s
     lo: Uint64s
@@ -52,7 +53,7 @@ class Digests:
         return order
 
     def starts(self) -> npt.NDArray[np.intp]:
-        """Where each distinct key of sorted ones begins."""
+        """The first index of each distinct key; the keys are sorted."""
         new = (self.hi[1:] != self.hi[:-1]) | (self.lo[1:] != self.lo[:-1])
         return np.flatnonzero(np.r_[len(self) > 0, new][: len(self)])
 
@@ -68,17 +69,12 @@ def concat_digests(parts: Sequence[Digests]) -> Digests:
     )
 
 
-def seed(name: SourceName) -> int:
-    """The seed of a source's ids: a function of its name, not of its number, which changes between runs."""
-    text = f"{name[0]}/{name[1]}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def digest(ids: pa.Array, seeds: Uint64s) -> Digests:
-    """Keys of a string column without nulls, each row with its own seed."""
+def digest(ids: pa.ChunkedArray | pa.Array) -> Digests:
+    """The digests of a string column without nulls."""
+    ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     offsets = np.frombuffer(ids.buffers()[1], dtype=np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
     begin, end = (int(offsets[0]), int(offsets[-1])) if len(ids) else (0, 0)
-    # Words are read beyond an id's end; what is not its own is masked out.
+    # Words reach beyond an id's end; the foreign bytes are masked out.
     data = np.zeros(end - begin + 16, dtype=np.uint8)
     if end > begin:
         data[: end - begin] = np.frombuffer(ids.buffers()[2], dtype=np.uint8)[begin:end]
@@ -88,29 +84,43 @@ def digest(ids: pa.Array, seeds: Uint64s) -> Digests:
     for count in np.unique(blocks).tolist():
         rows = np.flatnonzero(blocks == count)
         words = _words(data, starts[rows], lengths[rows], count)
-        hi[rows], lo[rows] = _murmur(words, lengths[rows].astype(np.uint64), seeds[rows])
+        hi[rows], lo[rows] = _murmur(words, lengths[rows].astype(np.uint64))
     return Digests(hi, lo)
 
 
-def origin_keys(origins: Int64s, seeds: Uint64s) -> Digests:
-    """Keys of original records by their offsets, each row with its own seed. They tell the offset (`lo`), and what they
-    are (`are_origins`); an id's digest is one of them with a chance of 2^-64."""
+def digests_or_zeros(ids: pa.Array) -> Digests:
+    """The digests of a string column; zeros for null."""
+    digests = Digests(np.zeros(len(ids), np.uint64), np.zeros(len(ids), np.uint64))
+    rows = np.flatnonzero(ids.is_valid().to_numpy(zero_copy_only=False))
+    if len(rows):
+        keys = digest(ids.take(pa.array(rows)))
+        digests.hi[rows], digests.lo[rows] = keys.hi, keys.lo
+    return digests
+
+
+def keys_of(what: np.uint64, origins: Int64s) -> Digests:
+    """The keys of origins; `what` is ORIGIN, MOVE or RECALL."""
     lo = origins.astype(np.uint64)
-    return Digests(_final(lo ^ seeds), lo)
+    return Digests(_final(lo ^ what), lo)
 
 
-def are_origins(keys: Digests, seeds: Uint64s) -> Bools:
-    """Which keys are of originals, bool[n]."""
-    mask: Bools = keys.hi == _final(keys.lo ^ seeds)
+def are_of(what: np.uint64, keys: Digests) -> Bools:
+    """Mask of the keys of origins of the kind `what`, bool[n]."""
+    mask: Bools = keys.hi == _final(keys.lo ^ what)
     return mask
 
 
-def find(keys: Digests, wanted: Digests) -> Int64s:
-    """Where each wanted key is among sorted, distinct `keys`; -1 where it is not."""
+def are_commands(keys: Digests) -> Bools:
+    """Mask of the keys of moves or recalls."""
+    return are_of(MOVE, keys) | are_of(RECALL, keys)
+
+
+def index_of(keys: Digests, wanted: Digests) -> Int64s:
+    """The index of each wanted key among sorted, distinct `keys`; -1: absent."""
     result = np.full(len(wanted), -1, dtype=np.int64)
     at = np.searchsorted(keys.hi, wanted.hi)
     open_rows = np.flatnonzero(at < len(keys))
-    # More than one step only where two keys share 64 bits.
+    # A second step is needed only for keys that share 64 bits.
     while len(open_rows):
         here = at[open_rows]
         open_rows = open_rows[keys.hi[here] == wanted.hi[open_rows]]
@@ -124,17 +134,17 @@ def find(keys: Digests, wanted: Digests) -> Int64s:
 
 
 def find_all(keys: Digests, wanted: Digests, rows_max: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """Every occurrence of the wanted keys among sorted `keys`: pairs of (index in `wanted`, index in `keys`), at most
-    `rows_max` at a time, should one key be that of millions of rows."""
+    """All occurrences of the wanted keys among sorted `keys`: pairs of (index in `wanted`, index in `keys`), at most
+    `rows_max` at a time, as one key may have millions of rows."""
     first = np.searchsorted(keys.hi, wanted.hi, side="left")
-    found = np.flatnonzero(first < len(keys))
-    found = found[keys.hi[first[found]] == wanted.hi[found]]
-    first = first[found]
-    ends = np.cumsum(np.searchsorted(keys.hi, wanted.hi[found], side="right") - first)
+    candidates = np.flatnonzero(first < len(keys))
+    candidates = candidates[keys.hi[first[candidates]] == wanted.hi[candidates]]
+    first = first[candidates]
+    ends = np.cumsum(np.searchsorted(keys.hi, wanted.hi[candidates], side="right") - first)
     for start in range(0, int(ends[-1]) if len(ends) else 0, rows_max):
         pair = np.arange(start, min(start + rows_max, int(ends[-1])))
         nth = np.searchsorted(ends, pair, side="right")
-        query, row = found[nth], first[nth] + pair - np.where(nth > 0, ends[nth - 1], 0)
+        query, row = candidates[nth], first[nth] + pair - np.where(nth > 0, ends[nth - 1], 0)
         same = keys.lo[row] == wanted.lo[query]
         yield query[same], row[same]
 
@@ -149,14 +159,14 @@ def _words(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s, blocks:
     return np.ascontiguousarray(rows).view("<u8")
 
 
-def _murmur(words: Uint64s, length: Uint64s, seeds: Uint64s) -> tuple[Uint64s, Uint64s]:
-    """MurmurHash3 x64 128 of rows of like block count. The last block is the tail, unless it is full."""
-    h1, h2 = seeds.copy(), seeds.copy()
+def _murmur(words: Uint64s, length: Uint64s) -> tuple[Uint64s, Uint64s]:
+    """MurmurHash3 x64 128 of rows with one block count. The last block is the tail, unless it is full."""
+    h1, h2 = np.zeros_like(length), np.zeros_like(length)
     blocks = words.shape[1] // 2
     full = (length % np.uint64(16)) == 0
     for block in range(blocks):
         h1 ^= _rotl(words[:, 2 * block] * _C1, 31) * _C2
-        # A tail is mixed in, and nothing more.
+        # The tail has no second mixing step.
         body = True if block < blocks - 1 else full
         h1 = np.where(body, (_rotl(h1, 27) + h2) * _FIVE + _N1, h1)
         h2 ^= _rotl(words[:, 2 * block + 1] * _C2, 33) * _C1

@@ -1,12 +1,12 @@
-"""Where the timers of an id are: what a cancel asks for, so that they leave the gauges when it is read.
+"""The id index: the places of timers with ids. By it a cancel takes them out of the gauges when it is read.
 
-Delivery does not need this index: a row that is due shows its id, and a tombstone covers it or not. The counts of
-pending timers do, and searches (find.py), and only for timers with an id. It has two parts:
+Delivery does not need it: a due row has its id, and a tombstone covers it or not. Counts of pending timers need it, and
+searches (find.py). It has two parts:
 
-    unstored   timers that no segment holds, in memory, as sorted runs; finished ones are dropped as the runs grow
-    segments   beside each segment that has timers with ids, a column file sorted by key, made from the segment
+    unstored   timers that no segment has, in memory, as sorted runs; finished ones are dropped as the runs grow
+    segments   a column file, sorted by key, beside each segment that has timers with ids
 
-A segment's index is derived from it: one that is missing or damaged is made again.
+A segment's id index is derived from the segment, and made again if it is missing or damaged.
 """
 
 from __future__ import annotations
@@ -22,47 +22,27 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from timerstore.cancels.digests import (
-    MOVE,
-    RECALL,
-    Digests,
-    Uint64s,
-    are_origins,
-    concat_digests,
-    digest,
-    find_all,
-    origin_keys,
-    seed,
-)
+from timerstore.cancels.digests import Digests, concat_digests, digest, find_all
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.column_file import ColumnFile
 from timerstore.memory.pending import label_of, labels
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Bools, Int64s, Positions, pack
-from timerstore.rows.sources import SourceName, Sources
+from timerstore.rows.position import Bools, Int64s, Positions
 
 Int32s = npt.NDArray[np.int32]
 
-SCHEMA: Final = {
-    "hi": "<u8",
-    "lo": "<u8",
-    "at": "<i8",
-    "offset": "<i8",
-    "origin": "<i8",
-    "source": "<i4",
-    "target": "<i4",
-}
-READ: Final = ["topic", "partition", "offset", "at", "kind", "target", "id", "origin", "schedule"]
+SCHEMA: Final = {"hi": "<u8", "lo": "<u8", "at": "<i8", "offset": "<i8", "origin": "<i8", "target": "<i4"}
+READ: Final = ["offset", "at", "kind", "target", "id", "origin", "schedule"]
 FOUND_ROWS_MAX: Final = 1 << 18
-"""How many timers are looked at at a time."""
+"""The size of a piece, in timers."""
 UNSTORED_SLACK: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timers(Positions):
-    """Timers, by the digest of their id or by their origin. `target` int32[n] is the index of the target in `names`
-    (which has "" for the default)."""
+    """Timers with `keys`: digests of their ids, or keys of their origins. `target` int32[n] is the index of the target
+    in `names`; the name of the default target is ""."""
 
     keys: Digests
     origin: Int64s
@@ -71,24 +51,24 @@ class Timers(Positions):
 
     def __getitem__(self, key: slice | Bools | npt.NDArray[Any]) -> Timers:
         return Timers(
-            keys=self.keys[key], at=self.at[key], seq=self.seq[key], origin=self.origin[key],
+            keys=self.keys[key], at=self.at[key], offset=self.offset[key], origin=self.origin[key],
             target=self.target[key], names=self.names,
         )  # fmt: skip
 
     def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
-        """As `SegmentIds.matches`, of a run in memory."""
-        return ((query, self[found]) for query, found in find_all(self.keys, wanted, FOUND_ROWS_MAX))
+        """As `SegmentIds.matches`, for a run in memory."""
+        return ((query, self[rows]) for query, rows in find_all(self.keys, wanted, FOUND_ROWS_MAX))
 
 
 def concat_timers(parts: Sequence[Timers]) -> Timers:
-    """All rows, one after the other; names may occur twice."""
+    """All timers, in the order of `parts`; a name may occur twice in `names`."""
     if len(parts) == 1:
         return parts[0]
     bases = np.cumsum([0, *(len(p.names) for p in parts)])
     return Timers(
         keys=concat_digests([p.keys for p in parts]),
         at=np.concatenate([p.at for p in parts]),
-        seq=np.concatenate([p.seq for p in parts]),
+        offset=np.concatenate([p.offset for p in parts]),
         origin=np.concatenate([p.origin for p in parts]),
         target=np.concatenate([p.target + np.int32(base) for p, base in zip(parts, bases, strict=False)]),
         names=[name for p in parts for name in p.names],
@@ -97,25 +77,23 @@ def concat_timers(parts: Sequence[Timers]) -> Timers:
 
 def no_timers() -> Timers:
     none = np.empty(0, np.int64)
-    return Timers(keys=concat_digests([]), at=none, seq=none, origin=none, target=none.astype(np.int32), names=())
+    return Timers(keys=concat_digests([]), at=none, offset=none, origin=none, target=none.astype(np.int32), names=())
 
 
 class SegmentIds:
-    """The index of a segment, open. Sources in the file are by name; here they are the store's numbers."""
+    """The open id index of a segment."""
 
-    def __init__(self, file: ColumnFile, sources: Sources) -> None:
+    def __init__(self, file: ColumnFile) -> None:
         self._file = file
-        names: list[SourceName] = [(topic, partition) for topic, partition in file.note["sources"]]
-        self._source = np.array([sources.index(*name) for name in names], dtype=np.int64)
         self._targets: list[str] = file.note["targets"]
 
     def __len__(self) -> int:
         return len(self._file)
 
     def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
-        """(index in `wanted`, timer) of all timers with these keys, in pieces of bounded size."""
+        """(index in `wanted`, timer) of all timers with these keys, in pieces of at most FOUND_ROWS_MAX."""
         keys = Digests(self._file["hi"], self._file["lo"])
-        return ((query, self._timers(found)) for query, found in find_all(keys, wanted, FOUND_ROWS_MAX))
+        return ((query, self._timers(rows)) for query, rows in find_all(keys, wanted, FOUND_ROWS_MAX))
 
     def pieces(self) -> Iterator[Timers]:
         return (self._timers(part) for part in columns.slices(len(self), FOUND_ROWS_MAX))
@@ -128,119 +106,76 @@ class SegmentIds:
         return Timers(
             keys=Digests(column["hi"][rows], column["lo"][rows]),
             at=column["at"][rows],
-            seq=pack(self._source[column["source"][rows]], column["offset"][rows]),
+            offset=column["offset"][rows],
             origin=column["origin"][rows],
             target=column["target"][rows],
             names=self._targets,
         )
 
 
-def open_or_make(segment: Path, crc: int, sources: Sources) -> SegmentIds:
-    """The index beside a segment file whose footer has this CRC. Raises as `column_file.derived`."""
+def open_or_make(segment: Path, crc: int) -> SegmentIds:
+    """The id index of a segment file whose footer has this CRC. Raises as `column_file.derived`."""
     path = segment.with_suffix(files.IDS_SUFFIX)
-    make = partial(_make, segment, path, crc, sources)
-    return columns.derived(path, crc, lambda file: SegmentIds(file, sources), make)
+    return columns.derived(path, crc, SegmentIds, partial(_make, segment, path, crc))
 
 
-def _make(segment: Path, path: Path, crc: int, sources: Sources) -> None:
+def _make(segment: Path, path: Path, crc: int) -> None:
     targets: dict[str, int] = {}
-    seeds = Seeds(sources)
-    parts = []
     with (
         files.reading(segment, pa.ArrowException),
         pq.ParquetFile(segment, page_checksum_verification=True) as parquet,
     ):
-        for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group, columns=READ)
-            parts.append(_of_table(table, sources, seeds, targets))
+        groups = range(parquet.num_row_groups)
+        parts = [_of_table(parquet.read_row_group(group, columns=READ), targets) for group in groups]
     keys = Digests(np.concatenate([p["hi"] for p in parts]), np.concatenate([p["lo"] for p in parts]))
     order = keys.order()
     whole = {name: np.concatenate([p[name] for p in parts])[order] for name in SCHEMA}
-    note = {"sources": [list(name) for name in sources], "targets": list(targets), "segment_crc": crc}
+    note = {"targets": list(targets), "segment_crc": crc}
     columns.write(path, SCHEMA, len(order), [whole], lambda: note)
 
 
-def _of_table(table: pa.Table, sources: Sources, seeds: Seeds, targets: dict[str, int]) -> dict[str, Any]:
+def _of_table(table: pa.Table, targets: dict[str, int]) -> dict[str, Any]:
     table = table.filter(timers_with_ids(table.column("kind"), table.column("id")))
-    source = sources.of_columns(table.column("topic"), table.column("partition"))
-    keys = seeds.digest(table.column("id"), source)
+    keys = digest(table.column("id"))
     return {
         "hi": keys.hi,
         "lo": keys.lo,
         "at": table.column("at").to_numpy(),
         "offset": table.column("offset").to_numpy(),
         "origin": table.column("origin").to_numpy(),
-        "source": source,
         "target": target_codes(labels(table), targets),
     }
 
 
 def timers_with_ids(kind: pa.ChunkedArray | pa.Array, id: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Mask of the rows that an index holds."""
+    """Mask of the rows that the id index has: timers with ids."""
     mask = (kind.to_numpy() == Kind.TIMER) & id.is_valid().to_numpy(zero_copy_only=False)
     return pa.array(mask)
 
 
 def target_codes(target: pa.ChunkedArray | pa.Array, codes: dict[str, int]) -> Int32s:
-    """Codes of a column of targets (null: ""); new names get the next ones, and those beyond the first thousand the
-    same one."""
+    """Codes of a column of targets (null: ""), int32[n]. New names get the next codes; all names beyond the first
+    thousand share one."""
     column = target.combine_chunks() if isinstance(target, pa.ChunkedArray) else target
     encoded = column.fill_null("").dictionary_encode()
-    known = np.array([_code(name, codes) for name in encoded.dictionary.to_pylist()], dtype=np.int32)
-    return known[encoded.indices.to_numpy()] if len(known) else np.empty(0, np.int32)
+    name_codes = np.array([_code(name, codes) for name in encoded.dictionary.to_pylist()], dtype=np.int32)
+    return name_codes[encoded.indices.to_numpy()] if len(name_codes) else np.empty(0, np.int32)
 
 
 def timers_of(keys: Digests, rows: Positions, origin: Int64s, target: pa.ChunkedArray | pa.Array) -> Timers:
-    """Timers, row by row; a target that is null is the default."""
+    """Timers with these keys, positions, origins and targets (null: the default)."""
     names: dict[str, int] = {}
     codes = target_codes(target, names)
-    return Timers(keys=keys, at=rows.at, seq=rows.seq, origin=origin, target=codes, names=tuple(names))
+    return Timers(keys=keys, at=rows.at, offset=rows.offset, origin=origin, target=codes, names=tuple(names))
 
 
 def _code(name: str, codes: dict[str, int]) -> int:
     return codes.setdefault(label_of(name, codes), len(codes))
 
 
-class Seeds:
-    """The seeds of all sources, by number."""
-
-    def __init__(self, sources: Sources) -> None:
-        self._seeds: Uint64s = np.array([seed(name) for name in sources], dtype=np.uint64)
-
-    def digest(self, ids: pa.ChunkedArray | pa.Array, source: Int64s) -> Digests:
-        """Keys of ids (no nulls) of these sources."""
-        column = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
-        return digest(column, self._seeds[source])
-
-    def of_origins(self, origin: Int64s, source: Int64s) -> Digests:
-        """Keys of the original records at these offsets of these sources."""
-        return origin_keys(origin, self._seeds[source])
-
-    def of_moves(self, origin: Int64s, source: Int64s) -> Digests:
-        """Keys of the originals that moves name: others than those of `of_origins`, and tell the same."""
-        return origin_keys(origin, self._seeds[source] ^ MOVE)
-
-    def of_recalls(self, origin: Int64s, source: Int64s) -> Digests:
-        """Keys of the originals that recalls name."""
-        return origin_keys(origin, self._seeds[source] ^ RECALL)
-
-    def are_commands(self, keys: Digests, source: Int64s | Int32s) -> Bools:
-        """Which keys, of these sources, are of `of_moves` or `of_recalls`."""
-        seeds = self._seeds[source]
-        return are_origins(keys, seeds ^ MOVE) | are_origins(keys, seeds ^ RECALL)
-
-    def are_origins(self, keys: Digests, source: Int64s | Int32s) -> Bools:
-        """Which keys, of these sources, are of original records."""
-        return are_origins(keys, self._seeds[source])
-
-    def digest_everywhere(self, id: str) -> Digests:
-        """The keys of one id, source by source."""
-        return digest(pa.array([id] * len(self._seeds)), self._seeds)
-
-
 @dataclass(slots=True)
 class Unstored:
-    """Timers with ids that are in no segment. `runs` is replaced, never changed: it is a snapshot."""
+    """Timers with ids that are in no segment. `runs` is a snapshot: it is replaced, never changed."""
 
     runs: tuple[Timers, ...] = ()
     _pruned_rows: int = field(default=0)
@@ -249,7 +184,7 @@ class Unstored:
         return sum(len(run) for run in self.runs)
 
     def add(self, timers: Timers, is_gone: Callable[[Timers], Bools]) -> None:
-        """New timers, sorted by key. When there are twice as many as once remained, those that are gone are dropped."""
+        """Add timers, sorted by key. Above twice the size after the last pruning, timers that are gone are dropped."""
         if not len(timers):
             return
         runs = [*self.runs, timers]
@@ -262,17 +197,17 @@ class Unstored:
             self.prune(is_gone)
 
     def prune(self, is_gone: Callable[[Timers], Bools]) -> None:
-        """Drop the timers that a segment holds now, or that are finished."""
+        """Drop the timers that are gone: in a segment now, or finished."""
         left = (run[~is_gone(run)] for run in self.runs)
         self.runs = tuple(run for run in left if len(run))
         self._pruned_rows = len(self)
 
 
 def _renamed(timers: Timers) -> Timers:
-    """Each name once."""
+    """The same timers, with each name once."""
     codes: dict[str, int] = {}
-    known = np.array([_code(name, codes) for name in timers.names], dtype=np.int32)
+    new_codes = np.array([_code(name, codes) for name in timers.names], dtype=np.int32)
     return Timers(
-        keys=timers.keys, at=timers.at, seq=timers.seq, origin=timers.origin,
-        target=known[timers.target], names=tuple(codes),
+        keys=timers.keys, at=timers.at, offset=timers.offset, origin=timers.origin,
+        target=new_codes[timers.target], names=tuple(codes),
     )  # fmt: skip

@@ -1,51 +1,72 @@
-"""Tombstones: what a cancel leaves behind (invariant I7).
+"""Tombstones, the traces of cancels (invariant I7).
 
-A tombstone says: of this source, every unfinished timer with this id, or with this origin, and an origin offset below
-`offset` is cancelled. There is one for a key; a later cancel moves its offset up. That of a command (commands.py) has a
-key of its own for the same origin, and says: every row of this origin whose *own* offset lies below `offset`.
+A tombstone covers all unfinished timers of an id, or of an origin, with origin offsets below `offset`. Each key has one
+tombstone; a later cancel raises its offset. The tombstone of a command (commands.py) has another key for the origin,
+and covers all rows of the origin whose *own* offsets are below `offset`.
 
-They are sorted runs, newest last: small ones in memory, the others in column files that a flush has written and the
-checkpoint names. Memory runs of like size are merged, and so are files, so that a tombstone is written a logarithmic
-number of times and a lookup asks few runs. Merging keeps the largest offset and the latest expiry of a key, so a key
-in several runs does no harm, nor does a file with more in it than the checkpoint's offsets cover: what is read from
-Kafka again makes the same tombstone again.
+Tombstones form sorted runs, the newest last: small runs in memory, the others in column files that flushes have
+written, and the checkpoint names. Runs of like size are merged, in memory and on disk, so that a tombstone is written a
+logarithmic number of times, and a look-up asks few runs. A merge keeps a key's largest offset and latest expiry, so a
+key may be in several runs. A file may also have tombstones from above the checkpoint's offset: the cancels are read
+from Kafka again, and make the same tombstones.
 
-A tombstone is dropped, by a merge, when it has expired (see `Cancels.expired_before_ms` for when that may be).
+A merge drops expired tombstones (`Cancels.expired_before_ms` has the condition).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from timerstore.cancels.digests import Digests, concat_digests, find
-from timerstore.cancels.id_index import Seeds
+from timerstore.cancels.digests import ORIGIN, Digests, are_commands, are_of, concat_digests, index_of
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.checkpoint import NamedFile
 from timerstore.disk.column_file import ColumnFile
 from timerstore.errors import Corrupt
-from timerstore.rows.position import Bools, Int64s
-from timerstore.rows.sources import Sources
+from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s
 
-SCHEMA: Final = {"hi": "<u8", "lo": "<u8", "source": "<i4", "offset": "<i8", "expire_ms": "<i8"}
+SCHEMA: Final = {"hi": "<u8", "lo": "<u8", "offset": "<i8", "expire_ms": "<i8"}
 MERGE_STEP_ROWS: Final = 32_768
 """A merge of files holds this many rows of each in memory."""
 
-Int32s = npt.NDArray[np.int32]
+NONE: Final = -1
+"""The offset without a tombstone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Highest:
+    """The largest offsets of tombstones: of all (no timer of a higher origin is covered), of cancels by origin, and of
+    commands (these cover no row of a higher offset); -1: no tombstone."""
+
+    any: int = NONE
+    by_origin: int = NONE
+    by_command: int = NONE
+
+    def raised(self, run: Run) -> Highest:
+        """The largest offsets with a run's tombstones added."""
+        if not len(run):
+            return self
+        parts = (run.offset[are_of(ORIGIN, run.keys)], run.offset[are_commands(run.keys)])
+        by_origin, by_command = (int(part.max(initial=NONE)) for part in parts)
+        return self.joined(Highest(int(run.offset.max()), by_origin, by_command))
+
+    def joined(self, other: Highest) -> Highest:
+        return Highest(
+            max(self.any, other.any), max(self.by_origin, other.by_origin), max(self.by_command, other.by_command)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Tombstones in the order of their distinct keys; `source` int32[n], `offset` and `expire_ms` int64[n]."""
+    """Tombstones sorted by their distinct keys; `offset` and `expire_ms` are int64[n]."""
 
     keys: Digests
-    source: Int32s
     offset: Int64s
     expire_ms: Int64s
 
@@ -53,39 +74,28 @@ class Run:
         return len(self.keys)
 
     def __getitem__(self, key: slice | Bools) -> Run:
-        return Run(keys=self.keys[key], source=self.source[key], offset=self.offset[key], expire_ms=self.expire_ms[key])
+        return Run(keys=self.keys[key], offset=self.offset[key], expire_ms=self.expire_ms[key])
 
     def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
         return _look_up(self.keys, self.offset, self.expire_ms, wanted)
 
 
 class TombstoneFile:
-    """A run on disk. `highest` is the largest offset in it by source, `highest_by_origin` that of cancels by origin,
-    `highest_by_command` that of commands."""
+    """A run on disk."""
 
-    def __init__(self, file: ColumnFile, sources: Sources) -> None:
+    def __init__(self, file: ColumnFile) -> None:
         self.file = file
         self.named = NamedFile(name=file.path.name, bytes=file.bytes, crc=file.crc)
-        names = [(topic, partition) for topic, partition in file.note["sources"]]
-        # A source that is no longer known has nothing pending here.
-        self._source = np.array([sources.index(*n) if n in sources else -1 for n in names], dtype=np.int32)
-        self.highest = self._by_source(file.note["highest"])
-        self.highest_by_origin = self._by_source(file.note.get("highest_by_origin", [-1] * len(names)))
-        self.highest_by_command = self._by_source(file.note.get("highest_by_command", [-1] * len(names)))
+        self.highest = Highest(*file.note["highest"])
         self.expire_ms_max: int = file.note["expire_ms_max"]
 
     def __len__(self) -> int:
         return len(self.file)
 
-    def _by_source(self, offsets: Sequence[int]) -> dict[int, int]:
-        pairs = zip(self._source.tolist(), offsets, strict=True)
-        return {source: offset for source, offset in pairs if source >= 0 and offset >= 0}
-
     def run(self, part: slice = slice(None)) -> Run:
-        """Rows of it; the columns stay where they are, on disk, but for the sources."""
+        """Rows of the file; their columns stay on disk."""
         return Run(
             keys=Digests(self.file["hi"][part], self.file["lo"][part]),
-            source=self._source[self.file["source"][part]],
             offset=self.file["offset"][part],
             expire_ms=self.file["expire_ms"][part],
         )
@@ -96,45 +106,40 @@ class TombstoneFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """All tombstones of one moment. `highest` (int64 by source, -1 where there are none) is the largest offset: a timer
-    of a higher origin cannot be covered. `highest_by_origin` is the largest of cancels by origin, `highest_by_command`
-    of commands: a row of a higher offset cannot be covered by one."""
+    """All tombstones of one moment."""
 
     memory: tuple[Run, ...]
     files: tuple[TombstoneFile, ...]
-    highest: Int64s
-    highest_by_origin: Int64s
-    highest_by_command: Int64s
+    highest: Highest
 
     def runs(self) -> Iterator[Run]:
-        """All of it; the columns of files stay on disk."""
+        """All runs; the columns of files stay on disk."""
         yield from self.memory
         yield from (file.run() for file in self.files)
 
     def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
-        """(offset, expire_ms) of each wanted key's tombstone, int64[n] each; -1 where there is none."""
+        """(offset, expire_ms) of the tombstone of each wanted key, int64[n] each; -1: none."""
         offset, expire_ms = np.full(len(wanted), -1, np.int64), np.full(len(wanted), -1, np.int64)
         runs: tuple[Run | TombstoneFile, ...] = (*self.memory, *self.files)
-        for each in runs:
-            found = each.look_up(wanted)
-            np.maximum(offset, found[0], out=offset)
-            np.maximum(expire_ms, found[1], out=expire_ms)
+        for run in runs:
+            newest = run.look_up(wanted)
+            np.maximum(offset, newest[0], out=offset)
+            np.maximum(expire_ms, newest[1], out=expire_ms)
         return offset, expire_ms
 
     def __len__(self) -> int:
-        """How many runs there are."""
+        """The number of runs."""
         return len(self.memory) + len(self.files)
 
 
 class Tombstones:
-    """See the module. One lock outside guards it; runs are immutable, so a `Lookup` stays what it is."""
+    """See the module. The caller's lock guards it. Runs are immutable, so a `Lookup` never changes."""
 
-    def __init__(self, sources: int) -> None:
+    def __init__(self) -> None:
         self._frozen: tuple[Run, ...] = ()
         self._memory: tuple[Run, ...] = ()
         self._files: tuple[TombstoneFile, ...] = ()
-        self._highest: Int64s = np.full(sources, -1, dtype=np.int64)
-        self._highest_by_origin = self._highest_by_command = self._highest
+        self._highest = Highest()
 
     def __len__(self) -> int:
         """Rows of all runs (a key in two of them counts twice)."""
@@ -146,89 +151,59 @@ class Tombstones:
 
     @property
     def files(self) -> tuple[TombstoneFile, ...]:
-        """What the checkpoint names, oldest first."""
+        """The files that the checkpoint names, oldest first."""
         return self._files
 
     def lookup(self) -> Lookup:
-        return Lookup(
-            memory=(*self._frozen, *self._memory),
-            files=self._files,
-            highest=self._highest,
-            highest_by_origin=self._highest_by_origin,
-            highest_by_command=self._highest_by_command,
-        )
+        return Lookup(memory=(*self._frozen, *self._memory), files=self._files, highest=self._highest)
 
     def restore(self, files: Sequence[TombstoneFile]) -> None:
         self._files = tuple(files)
         for file in files:
-            self._highest = _raised(self._highest, *_columns(file.highest))
-            self._highest_by_origin = _raised(self._highest_by_origin, *_columns(file.highest_by_origin))
-            self._highest_by_command = _raised(self._highest_by_command, *_columns(file.highest_by_command))
+            self._highest = self._highest.joined(file.highest)
 
-    def add(self, run: Run, by_origin: Bools, by_command: Bools) -> None:
-        """New tombstones; bool[n] each: which are of cancels by origin, and which of commands."""
+    def add(self, run: Run) -> None:
+        """Add new tombstones."""
         if not len(run):
             return
         runs = [*self._memory, run]
         while len(runs) > 1 and len(runs[-2]) < 2 * len(runs[-1]):
             newest = runs.pop()
-            runs[-1] = merged([runs[-1], newest])
+            runs[-1] = merged_runs([runs[-1], newest])
         self._memory = tuple(runs)
-        self._highest = _raised(self._highest, run.source, run.offset)
-        if by_origin.any():
-            self._highest_by_origin = _raised(self._highest_by_origin, run.source[by_origin], run.offset[by_origin])
-        if by_command.any():
-            raised = _raised(self._highest_by_command, run.source[by_command], run.offset[by_command])
-            self._highest_by_command = raised
+        self._highest = self._highest.raised(run)
 
-    def merge(self, expired_before_ms: int, elsewhere: Bools) -> TombstoneMerge | None:
-        """What no file holds yet, to be written (what comes from now on is kept apart from it), and the files to be
-        merged with it: the newest, while they are not much larger, and those that have expired. None: nothing is to be
-        done."""
+    def merge(self, expired_before_ms: int) -> TombstoneMerge | None:
+        """The next merge: all tombstones in memory, which are frozen (later ones are kept apart), the newest files
+        that are not much larger, and all expired files. None: there is no tombstone to merge."""
         self._frozen, self._memory = (*self._frozen, *self._memory), ()
         absorbed, rows, is_growing = [], sum(map(len, self._frozen)), True
         for file in reversed(self._files):
             is_growing = is_growing and len(file) < 2 * rows
-            is_expired = file.expire_ms_max < expired_before_ms and any(not elsewhere[s] for s in file.highest)
-            if is_growing or is_expired:
+            if is_growing or file.expire_ms_max < expired_before_ms:
                 absorbed.append(file)
                 rows += len(file)
         if not rows:
             return None
-        return TombstoneMerge(
-            runs=self._frozen, absorbed=tuple(absorbed), expired_before_ms=expired_before_ms, elsewhere=elsewhere
-        )
+        return TombstoneMerge(runs=self._frozen, absorbed=tuple(absorbed), expired_before_ms=expired_before_ms)
 
     def stored(self, absorbed: Sequence[TombstoneFile], file: TombstoneFile | None) -> None:
-        """`file` (None: nothing was left) has taken the place of what was frozen and of the files `absorbed`."""
+        """Put `file` in place of the frozen runs and of the files `absorbed`; None: no tombstone is left."""
         self._frozen = ()
         kept = tuple(f for f in self._files if f not in absorbed)
         self._files = kept if file is None else (*kept, file)
 
 
-def _raised(highest: Int64s, source: npt.NDArray[Any], offset: Int64s) -> Int64s:
-    raised = highest.copy()
-    np.maximum.at(raised, source, offset)
-    return raised
-
-
-def _columns(by_source: Mapping[int, int]) -> tuple[Int64s, Int64s]:
-    return np.array(list(by_source), np.int64), np.array(list(by_source.values()), np.int64)
-
-
-def merged(runs: Sequence[Run]) -> Run:
-    """One run of all: the largest offset and the latest expiry of each key."""
+def merged_runs(runs: Sequence[Run]) -> Run:
+    """One run of all runs, with the largest offset and the latest expiry of each key."""
     keys = concat_digests([run.keys for run in runs])
     order = keys.order()
     keys = keys[order]
     starts = keys.starts()
     if not len(starts):
-        return Run(
-            keys=keys, source=np.empty(0, np.int32), offset=np.empty(0, np.int64), expire_ms=np.empty(0, np.int64)
-        )
+        return Run(keys=keys, offset=np.empty(0, np.int64), expire_ms=np.empty(0, np.int64))
     return Run(
         keys=keys[starts],
-        source=np.concatenate([run.source for run in runs])[order][starts],
         offset=np.maximum.reduceat(np.concatenate([run.offset for run in runs])[order], starts),
         expire_ms=np.maximum.reduceat(np.concatenate([run.expire_ms for run in runs])[order], starts),
     )
@@ -236,41 +211,37 @@ def merged(runs: Sequence[Run]) -> Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TombstoneMerge:
-    """Tombstones on their way into one file: runs of memory and files, without what expires before a time. Of the
-    sources that are `elsewhere` (bool by source), with another instance, nothing expires. A tombstone at `above` or
-    higher (int64 by source) is lowered to `bound`."""
+    """A merge of runs in memory and of files into one file, without tombstones that expire before
+    `expired_before_ms`. An offset of `above` or higher is lowered to `bound`."""
 
     runs: tuple[Run, ...]
     absorbed: tuple[TombstoneFile, ...]
     expired_before_ms: int
-    elsewhere: Bools
-    above: Int64s | None = None
-    bound: Int64s | None = None
+    above: int = OFFSET_MAX
+    bound: int = OFFSET_MAX
 
     @classmethod
-    def cut(cls, file: TombstoneFile, above: Int64s, bound: Int64s) -> TombstoneMerge:
-        """All of one file, with those at `above` lowered to `bound`."""
-        elsewhere: Bools = np.ones(len(above), dtype=np.bool_)
-        return cls(runs=(), absorbed=(file,), expired_before_ms=0, elsewhere=elsewhere, above=above, bound=bound)
+    def cut(cls, file: TombstoneFile, above: int, bound: int) -> TombstoneMerge:
+        """All of one file, with offsets of `above` or higher lowered to `bound`."""
+        return cls(runs=(), absorbed=(file,), expired_before_ms=AT_MIN, above=above, bound=bound)
 
     def pieces(self) -> Iterator[Run]:
-        """The merged rows of all, piece by piece: each piece ends where the first of the runs ends its next step, so
-        that every key is in one piece only."""
+        """The merged rows, piece by piece. A piece ends with the run whose next step ends first, so that all rows of a
+        key are in one piece."""
         parts = [_Part(run.keys.hi, run.__getitem__) for run in self.runs]
         parts += [_Part(file.file["hi"], file.run) for file in self.absorbed]
         while begun := [part for part in parts if part.done < len(part.hi)]:
             until = min(part.hi[min(part.done + MERGE_STEP_ROWS, len(part.hi)) - 1] for part in begun)
-            piece = merged([part.until(until) for part in begun])
-            if self.above is not None and self.bound is not None:
-                is_above = (piece.source >= 0) & (piece.offset >= self.above[piece.source])
-                piece = replace(piece, offset=np.where(is_above, self.bound[piece.source], piece.offset))
-            is_expired = (piece.expire_ms < self.expired_before_ms) & ~self.elsewhere[piece.source]
-            yield piece[~is_expired & (piece.source >= 0)]
+            piece = merged_runs([part.until(until) for part in begun])
+            is_above = piece.offset >= self.above
+            if is_above.any():
+                piece = replace(piece, offset=np.where(is_above, self.bound, piece.offset))
+            yield piece[piece.expire_ms >= self.expired_before_ms]
 
 
 @dataclass(slots=True)
 class _Part:
-    """A run under way: its column `hi`, how to get rows of it, and how far it is merged."""
+    """A run in a merge: its column `hi`, a function that returns its rows, and the number of merged rows."""
 
     hi: npt.NDArray[np.uint64]
     rows: Callable[[slice], Run]
@@ -281,59 +252,44 @@ class _Part:
         return self.rows(slice(start, self.done))
 
 
-def write(path: Path, sources: Sources, merge: TombstoneMerge) -> TombstoneFile | None:
-    """Write the file of a merge; None when nothing is left. Memory is bounded.
+def write(path: Path, merge: TombstoneMerge) -> TombstoneFile | None:
+    """Write the file of a merge; None if no tombstone is left. Memory is bounded.
 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
-    highest: Int64s = np.full(len(sources), -1, dtype=np.int64)
-    highest_by_origin, highest_by_command, seeds = highest.copy(), highest.copy(), Seeds(sources)
-    expire_ms_max = 0
+    highest, expire_ms_max = Highest(), 0
 
     def pieces() -> Iterator[dict[str, npt.NDArray[Any]]]:
-        nonlocal expire_ms_max
+        nonlocal highest, expire_ms_max
         for piece in merge.pieces():
             if len(piece):
-                np.maximum.at(highest, piece.source, piece.offset)
-                named = piece[seeds.are_origins(piece.keys, piece.source)]
-                np.maximum.at(highest_by_origin, named.source, named.offset)
-                decided = piece[seeds.are_commands(piece.keys, piece.source)]
-                np.maximum.at(highest_by_command, decided.source, decided.offset)
-                expire_ms_max = max(expire_ms_max, int(piece.expire_ms.max()))
-                yield {"hi": piece.keys.hi, "lo": piece.keys.lo, "source": piece.source, "offset": piece.offset,
-                       "expire_ms": piece.expire_ms}  # fmt: skip
+                highest, expire_ms_max = highest.raised(piece), max(expire_ms_max, int(piece.expire_ms.max()))
+                yield {"hi": piece.keys.hi, "lo": piece.keys.lo, "offset": piece.offset, "expire_ms": piece.expire_ms}
 
     def note() -> dict[str, Any]:
-        names = [list(name) for name in sources]
-        return {
-            "sources": names,
-            "highest": highest.tolist(),
-            "highest_by_origin": highest_by_origin.tolist(),
-            "highest_by_command": highest_by_command.tolist(),
-            "expire_ms_max": expire_ms_max,
-        }
+        return {"highest": astuple(highest), "expire_ms_max": expire_ms_max}
 
     columns.write(path, SCHEMA, sum(map(len, merge.runs)) + sum(map(len, merge.absorbed)), pieces(), note)
     written = columns.read(path)
     for file in merge.absorbed:
         file.file.drop_pages()
     if len(written):
-        return TombstoneFile(written, sources)
+        return TombstoneFile(written)
     files.remove(path)
     return None
 
 
-def read(path: Path, sources: Sources, expected: NamedFile) -> TombstoneFile:
-    """Open a file that the checkpoint names. Raises Corrupt; DiskFailure when it cannot be read."""
+def read(path: Path, expected: NamedFile) -> TombstoneFile:
+    """Open a file that the checkpoint names. Raises Corrupt, or DiskFailure if it cannot be read."""
     with files.reading(path):
-        opened = TombstoneFile(columns.read(path), sources)
+        opened = TombstoneFile(columns.read(path))
     if opened.named != expected:
         raise Corrupt(f"{path.name} is not the file that the checkpoint names (size or checksum)", path=str(path))
     return opened
 
 
 def _look_up(keys: Digests, offset: Int64s, expire_ms: Int64s, wanted: Digests) -> tuple[Int64s, Int64s]:
-    at = find(keys, wanted)
+    at = index_of(keys, wanted)
     there = at >= 0
     first = np.where(there, at, 0)
     return np.where(there, offset[first], -1), np.where(there, expire_ms[first], -1)

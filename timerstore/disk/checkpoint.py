@@ -1,37 +1,36 @@
-"""The checkpoint: which segments make up the index, and which offsets of the delay topics they cover.
+"""The checkpoint: the segments of the index, and the offsets of the log that they cover.
 
-One JSON file, replaced atomically, with a CRC over its body. A row of the delay topics below `offsets` is either in a
-named segment or finished; everything from there on is read from Kafka again at the next start.
+It is one JSON file, replaced atomically, with a CRC of its body. A row of the log below `offset` is either in a named
+segment or finished; the next start reads the log from `offset` on.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from timerstore.disk import files
 from timerstore.errors import Corrupt, DiskFull
-from timerstore.rows.sources import NamedState, NamedStep, SourceName
+from timerstore.rows.position import NOTHING_FINISHED, ORIGIN, Position, Progress, Step
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose records the index holds: the Kafka cluster's id, and the id of every delay topic by name."""
+    """The owner of the records in the index: the id of the cluster, and the id of the log in it."""
 
     cluster_id: str
-    topic_ids: Mapping[str, str]
+    log_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFile:
-    """A segment or a file of tombstones as the checkpoint names it: file name, size in bytes, CRC-32 of its footer
-    (which a file of tombstones has those of the columns in)."""
+    """A segment or a file of tombstones, as the checkpoint names it: file name, size in bytes, CRC-32 of its footer.
+    The footer of a file of tombstones has the CRCs of the columns."""
 
     name: str
     bytes: int
@@ -40,27 +39,26 @@ class NamedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """`offsets` is O_c by source; `progress` the last (O, P) known when it was written, by source, `frozen` its frozen
-    steps, where there were any.
+    """`offset` is O_c, `progress` the committed state at the time of writing.
 
-    Every cancel below `offsets` is in one of the `tombstones` files, unless it has expired. `cuts` is the number of the
-    last cut of a source's log that is known here. A source without O_c is read again: below `kept` the segments have
-    what is pending of it, which Kafka may have lost, and nothing from there on counts.
+    Every cancel below `offset` is in one of the `tombstones` files, unless it has expired. `cut` is the number of the
+    last known cut of the log. Without O_c (None) the log is read again. Then the segments have the pending rows below
+    `kept`, which the log may have lost, and their other rows do not count; without `kept` (None) the log's start stands
+    in for it.
     """
 
     identity: Identity
-    offsets: Mapping[SourceName, int]
-    progress: Mapping[SourceName, NamedState] = field(default_factory=dict)
-    frozen: Mapping[SourceName, tuple[NamedStep, ...]] = field(default_factory=dict)
-    cuts: Mapping[SourceName, int] = field(default_factory=dict)
-    kept: Mapping[SourceName, int] = field(default_factory=dict)
+    offset: int | None = None
+    progress: Progress = NOTHING_FINISHED
+    cut: int = 0
+    kept: int | None = None
     segments: tuple[NamedFile, ...] = ()
     tombstones: tuple[NamedFile, ...] = ()
 
 
 def write(directory: Path, checkpoint: Checkpoint, *, frees: bool = False) -> None:
-    """Replace the directory's checkpoint durably. One that `frees` room, since files can be removed after it, takes the
-    reserve where there is no room. Raises DiskFull or DiskFailure; the old one then still stands."""
+    """Replace the directory's checkpoint durably. If files can be removed after it (`frees`), it takes the reserve when
+    the disk is full. Raises DiskFull or DiskFailure; the old checkpoint is then still valid."""
     body = json.dumps(_to_json(checkpoint), separators=(",", ":"), sort_keys=True)
     text = json.dumps({"crc": zlib.crc32(body.encode()), "body": body})
 
@@ -76,8 +74,8 @@ def write(directory: Path, checkpoint: Checkpoint, *, frees: bool = False) -> No
 
 
 def read(directory: Path) -> Checkpoint | None:
-    """The directory's checkpoint, or None when there is none. Raises Corrupt when it is damaged or of an unknown
-    version, DiskFailure when it cannot be read."""
+    """The directory's checkpoint, or None without one. Raises Corrupt if it is damaged or has an unknown version,
+    DiskFailure if it cannot be read."""
     path = directory / files.CHECKPOINT
     with files.reading(path, AttributeError):
         try:
@@ -99,15 +97,11 @@ def _to_json(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "version": FORMAT_VERSION,
         "cluster_id": checkpoint.identity.cluster_id,
-        "topic_ids": dict(checkpoint.identity.topic_ids),
-        "offsets": _numbers(checkpoint.offsets),
-        "progress": [
-            [topic, partition, offset, position]
-            for (topic, partition), (offset, position) in sorted(checkpoint.progress.items())
-        ],
-        "frozen": [[*name, *step] for name, steps in sorted(checkpoint.frozen.items()) for step in steps],
-        "cuts": _numbers(checkpoint.cuts),
-        "kept": _numbers(checkpoint.kept),
+        "log_id": checkpoint.identity.log_id,
+        "offset": checkpoint.offset,
+        "steps": [_step_to_json(step) for step in checkpoint.progress.steps],
+        "cut": checkpoint.cut,
+        "kept": checkpoint.kept,
         "segments": [[s.name, s.bytes, s.crc] for s in checkpoint.segments],
         "tombstones": [[t.name, t.bytes, t.crc] for t in checkpoint.tombstones],
     }
@@ -116,32 +110,23 @@ def _to_json(checkpoint: Checkpoint) -> dict[str, Any]:
 def _from_json(body: dict[str, Any]) -> Checkpoint:
     if body["version"] != FORMAT_VERSION:
         raise ValueError(f"format version {body['version']}, this program reads {FORMAT_VERSION}")
+    *frozen, last = map(_step_from_json, body["steps"])
     return Checkpoint(
-        identity=Identity(cluster_id=body["cluster_id"], topic_ids=body["topic_ids"]),
-        offsets=_by_name(body["offsets"]),
-        progress={
-            (topic, partition): (offset, None if position is None else tuple(position))
-            for topic, partition, offset, position in body["progress"]
-        },
-        frozen=_grouped(body["frozen"]),
-        cuts=_by_name(body.get("cuts", [])),
-        kept=_by_name(body.get("kept", [])),
+        identity=Identity(cluster_id=body["cluster_id"], log_id=body["log_id"]),
+        offset=body["offset"],
+        progress=Progress(last.offset, last.position, tuple(frozen)),
+        cut=body["cut"],
+        kept=body["kept"],
         segments=tuple(NamedFile(name=n, bytes=b, crc=c) for n, b, c in body["segments"]),
         tombstones=tuple(NamedFile(name=n, bytes=b, crc=c) for n, b, c in body["tombstones"]),
     )
 
 
-def _numbers(by_source: Mapping[SourceName, int]) -> list[tuple[str, int, int]]:
-    return [(*name, number) for name, number in sorted(by_source.items())]
+def _step_to_json(step: Step) -> list[int]:
+    """[offset], if no row is finished, or [offset, at_ms, offset of the position]."""
+    return [step.offset] if step.position == ORIGIN else [step.offset, step.position.at_ms, step.position.offset]
 
 
-def _by_name(rows: list[tuple[str, int, int]]) -> dict[SourceName, int]:
-    return {(topic, partition): number for topic, partition, number in rows}
-
-
-def _grouped(rows: list[tuple[str, int, int, int, int]]) -> dict[SourceName, tuple[NamedStep, ...]]:
-    result: dict[SourceName, tuple[NamedStep, ...]] = {}
-    for topic, partition, *step in rows:
-        end, at_ms, offset = step
-        result[topic, partition] = (*result.get((topic, partition), ()), (end, at_ms, offset))
-    return result
+def _step_from_json(row: list[int]) -> Step:
+    end, *position = row
+    return Step(end, Position(*position) if position else ORIGIN)

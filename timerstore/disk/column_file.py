@@ -1,11 +1,11 @@
-"""Column files: sorted vectors of numbers on disk, looked up in place.
+"""Column files: sorted vectors of numbers on disk, searched in place.
 
     magic | column | column | ... | footer (JSON) | length of the footer (4 bytes) | its CRC-32 (4 bytes) | magic
 
-Each column is contiguous, so that a search touches few pages; the footer says where each lies, and its CRC-32. Files
-are written once, in pieces of a few thousand rows, and mapped to be read, as Kafka maps its index files: what is held
-in memory is the kernel's page cache, and `drop_pages` gives even that back. Writing goes through `pwrite`: a full disk
-is an error, not a signal.
+Each column is contiguous, so that a search touches few pages; the footer has the offset and the CRC-32 of each. Files
+are written once, in pieces of a few thousand rows, and mapped for reading, as Kafka maps its index files: they take
+only the kernel's page cache, and `drop_pages` gives even that back. `pwrite` does the writing, so that a full disk is
+an error, not a signal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class ColumnFile:
-    """An open column file. `crc` is that of its footer, `note` what the writer had to say beside the columns."""
+    """An open column file. `crc` is the footer's, `note` the writer's JSON value beside the columns."""
 
     def __init__(self, path: Path, size: int, crc: int, footer: Mapping[str, Any], mapped: mmap.mmap) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class ColumnFile:
         return self._columns[name]
 
     def drop_pages(self) -> None:
-        """Let the process forget the pages that it has touched; the kernel keeps what it has room for."""
+        """Release the touched pages from the process's memory; the kernel may keep them in its cache."""
         self._mapped.madvise(mmap.MADV_DONTNEED)
 
 
@@ -65,8 +65,8 @@ def write(
     pieces: Iterable[Mapping[str, Column]],
     note: Callable[[], Any],
 ) -> None:
-    """Write pieces of columns, of `rows_max` rows together at most, as one durable file; `note` is asked for in the
-    end.
+    """Write pieces of columns, together at most `rows_max` rows, as one durable file. `note` is called after the last
+    piece.
 
     `schema` is numpy type by name. Raises DiskFull (nothing was written) or DiskFailure.
     """
@@ -103,7 +103,7 @@ def _put(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def read(path: Path) -> ColumnFile:
-    """Open a column file; every byte of it is checked. Raises Corrupt, also when there is none; DiskFailure when it
+    """Open a column file, and check every byte of it. Raises Corrupt if it is damaged or missing, DiskFailure if it
     cannot be read."""
     with files.reading(path):
         with path.open("rb") as file:
@@ -125,8 +125,8 @@ def read(path: Path) -> ColumnFile:
 
 
 def derived(path: Path, segment_crc: int, wrap: Callable[[ColumnFile], T], make: Callable[[], None]) -> T:
-    """A file that is made from a segment whose footer has this CRC, as `wrap` understands it; made once more if it is
-    missing or damaged. Raises Corrupt (the segment is), DiskFull, DiskFailure."""
+    """The result of `wrap` for a file that is derived from a segment. `make` makes the file again if it is missing,
+    damaged, or not of the segment whose footer has this CRC. Raises Corrupt (of the segment), DiskFull, DiskFailure."""
     try:
         file = read(path)
         if file.note["segment_crc"] == segment_crc:

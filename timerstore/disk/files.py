@@ -1,10 +1,10 @@
-"""File names of a store's directory, and the one way in which files get there.
+"""File names of a store's directory, and the one way to write files into it.
 
     temporary name -> write -> fsync -> rename -> fsync of the directory
 
-A crash before the rename leaves a temporary file, which opening removes; after it the file is whole. A failed fsync
-says nothing about what is on the disk, so it is never retried (the lesson of PostgreSQL's "fsyncgate", 2018): it is a
-`DiskFailure`, and the process ends.
+After a crash before the rename there is a temporary file, which the next start removes; after the rename the file is
+whole. A failed fsync leaves the disk's content unknown, so it is never retried (the lesson of PostgreSQL's "fsyncgate",
+2018): it is a `DiskFailure`, and the process ends.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def number_of(name: str) -> int:
 
 
 def lock_directory(directory: Path) -> int:
-    """Make the directory if need be and take its lock, held until the descriptor is closed (also by the process's
-    death).
+    """Make the directory, if it is missing, and take its lock. The lock is held until the descriptor is closed, or the
+    process ends.
 
     Returns the descriptor. Raises DirectoryInUse or DiskFailure.
     """
@@ -75,14 +75,26 @@ def lock_directory(directory: Path) -> int:
     return descriptor
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory durably, if it is missing. Raises DiskFailure."""
+    try:
+        missing = [each for each in (directory, *directory.parents) if not each.is_dir()]
+        directory.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            fsync(each.parent)
+    except OSError as error:
+        hint = "check store.directory: it must be a directory that this user may write to"
+        raise DiskFailure(f"cannot use {directory}: {error}", hint=hint, code="DB-3023") from error
+
+
 def temporary_of(path: Path) -> Path:
-    """The name under which a file is written."""
+    """The temporary name of a file, until it is whole."""
     return path.with_name(path.name + TEMPORARY_SUFFIX)
 
 
 def write_durably(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, then make it durable under `path`; on failure the temporary file is
-    removed."""
+    """Let `write` fill a temporary file, then make it durable as `path`. On failure the temporary file is removed.
+    Raises DiskFull or DiskFailure."""
     with writing(path) as temporary:
         write(temporary)
     publish(path)
@@ -90,7 +102,7 @@ def write_durably(path: Path, write: Callable[[Path], None]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Something is written into the temporary file of `path`, which is given; on failure that file is removed. Raises
+    """A context that writes into the temporary file of `path`, which it gets. On failure that file is removed. Raises
     DiskFull or DiskFailure."""
     temporary = temporary_of(path)
     try:
@@ -101,7 +113,7 @@ def writing(path: Path) -> Iterator[Path]:
         if error.errno in FULL:
             raise DiskFull(
                 f"no room to write {path.name} in {path.parent}",
-                hint="free disk space or enlarge the volume; ingest goes on by itself when there is room",
+                hint="free disk space or enlarge the volume; ingest then goes on by itself",
                 code="DB-3028",
             ) from error
         raise DiskFailure(f"cannot write {path}: {error}", hint=_VOLUME, code="DB-3025") from error
@@ -109,9 +121,9 @@ def writing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def reading(path: Path, *damages: type[Exception]) -> Iterator[None]:
-    """A file is read: what is wrong with its content (`damages`, and what pyarrow calls an OSError without a number) is
-    Corrupt, and so is its absence. An errno is the volume's, and says nothing of the file: DiskFailure. Nor does a
-    MemoryError, which is let through."""
+    """A context that reads a file. Wrong content (`damages`, and pyarrow's OSErrors without an errno) raises Corrupt,
+    and so does a missing file. An errno is a failure of the volume, not of the file: DiskFailure. A MemoryError passes
+    through."""
     damage: tuple[type[Exception], ...] = (ValueError, LookupError, TypeError, *damages)
     try:
         yield
@@ -124,7 +136,7 @@ def reading(path: Path, *damages: type[Exception]) -> Iterator[None]:
             raise DiskFailure(f"cannot read {path}: {error}", hint=_VOLUME, code="DB-3026") from error
         raise Corrupt(f"{path.name} cannot be read: {error}", path=str(path)) from error
     except damage as error:
-        raise Corrupt(f"{path.name} cannot be understood: {type(error).__name__}: {error}", path=str(path)) from error
+        raise Corrupt(f"{path.name} cannot be parsed: {type(error).__name__}: {error}", path=str(path)) from error
 
 
 def publish(path: Path) -> None:
@@ -136,14 +148,14 @@ def publish(path: Path) -> None:
     except OSError as error:
         raise DiskFailure(
             f"cannot make {path} durable: {error}",
-            hint="check the volume of store.directory; the index can be deleted, it is rebuilt from Kafka",
+            hint="check the volume of store.directory; the index may be deleted: it is rebuilt from Kafka",
             code="DB-3025",
         ) from error
 
 
 def keep_reserve(directory: Path) -> None:
-    """Keep room for one more checkpoint, after which more can be freed, when the disk is full; where there is none now,
-    none is kept."""
+    """Reserve room for one more checkpoint on a full disk: files can be removed after it. Without room now, no reserve
+    is made."""
     path = directory / RESERVE
     try:
         wanted = max(RESERVE_BYTES, 2 * (directory / CHECKPOINT).stat().st_size)
@@ -154,13 +166,13 @@ def keep_reserve(directory: Path) -> None:
             os.posix_fallocate(descriptor, 0, wanted)
         finally:
             os.close(descriptor)
-    except OSError:  # no room, or a file system that cannot: what is kept would be worth having, not needed
+    except OSError:  # no room, or no support by the file system; the reserve is useful, not necessary
         with suppress(OSError):
             path.unlink()
 
 
 def give_reserve(directory: Path) -> bool:
-    """Give the room up that was kept; whether there was any. Raises DiskFailure."""
+    """Free the reserve. Returns whether there was one. Raises DiskFailure."""
     path = directory / RESERVE
     there = path.exists()
     remove(path)
@@ -168,7 +180,7 @@ def give_reserve(directory: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file that may be gone already; what has it open can go on reading. Raises DiskFailure."""
+    """Remove a file, unless it is gone already; open readers of it can go on. Raises DiskFailure."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -176,7 +188,7 @@ def remove(path: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Flush a file or a directory to the disk."""
+    """Flush a file or a directory to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -193,7 +205,8 @@ def sync_directory(directory: Path) -> None:
 
 
 def set_aside(path: Path, now_ms: int, suffix: str = CORRUPT_SUFFIX) -> Path:
-    """Rename a file so that it is not read again, and can be looked at; returns the new path. Raises DiskFailure."""
+    """Rename a file, so that no start reads it and an operator can examine it. Returns the new path. Raises
+    DiskFailure."""
     aside = path.with_name(f"{path.name}.{now_ms}{suffix}")
     try:
         os.replace(path, aside)
@@ -203,11 +216,11 @@ def set_aside(path: Path, now_ms: int, suffix: str = CORRUPT_SUFFIX) -> Path:
 
 
 def unreferenced(directory: Path, named: set[str]) -> list[Path]:
-    """Temporary files, and segments and tombstones that no checkpoint names, and what lies beside a segment."""
-    found = []
+    """Temporary files; segments, with their indexes, and files of tombstones that are not in `named`; sorted."""
+    paths = []
     for path in directory.iterdir():
         main = path.with_suffix(SEGMENT_SUFFIX) if path.suffix in INDEX_SUFFIXES else path
         orphan = main.suffix in (SEGMENT_SUFFIX, TOMBSTONES_SUFFIX) and main.name not in named
         if orphan or path.name.endswith(TEMPORARY_SUFFIX):
-            found.append(path)
-    return sorted(found)
+            paths.append(path)
+    return sorted(paths)

@@ -1,1 +1,1 @@
-"""The TimerLog: segments, and all of them together."""
+"""The TimerLog: segments, their origin indexes, and the set of live segments."""

@@ -1,27 +1,27 @@
-"""TimerLog: all live segments, and the questions asked of them together.
+"""TimerLog: all live segments, and queries over them.
 
-RocketMQ's TimerLog is one file with a linked list for each slot; here it is a set of sorted, immutable files, so that a
-window is read sequentially and space is freed by unlinking.
+RocketMQ's TimerLog is one file with a linked list for each slot. Here it is a set of sorted, immutable files, so that a
+window is read sequentially, and removing a file frees its space.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from timerstore.log.segment import Segment, read_rows, references
+from timerstore.log.segment import Segment, read_rows
+from timerstore.memory.sorted_runs import select
 from timerstore.rows.entry import ENTRY
-from timerstore.rows.position import Bools, Position, Progress, at_or_below, order_by_position
-from timerstore.rows.sources import Sources
+from timerstore.rows.position import Bools, Position, Positions, Progress, order_by_position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Window:
-    """The next stretch (lower, upper] of positions to load, and the segments that have rows in it (none: memory has
-    them all)."""
+    """The next load window (lower, upper], and the segments that may have rows in it (none: memory has all its
+    rows)."""
 
     lower: Position
     upper: Position
@@ -45,50 +45,40 @@ class TimerLog:
         return sum(segment.named.bytes for segment in self._segments)
 
     def add(self, segment: Segment) -> None:
-        """A segment has become durable."""
+        """Add a durable segment."""
         self._segments.append(segment)
 
     def remove(self, segments: Sequence[Segment]) -> None:
-        """Segments are no longer part of the log."""
+        """Remove segments from the log; their files stay."""
         self._segments = [s for s in self._segments if s not in segments]
 
-    def finished(self, committed: Mapping[int, Progress], elsewhere: Bools) -> list[Segment]:
-        """Segments of which every row is finished: for each source, one step of its committed state includes them; or
-        the source is neither owned nor kept for another instance (`elsewhere`, by source)."""
-        return [
-            segment
-            for segment in self._segments
-            if all(
-                committed[source].finishes(segment.ends[source], largest)
-                if source in committed
-                else not elsewhere[source]
-                for source, largest in segment.largest.items()
-            )
-        ]
+    def finished(self, committed: Progress) -> list[Segment]:
+        """Segments with finished rows only: one step of the committed state includes them."""
+        return [segment for segment in self._segments if committed.finishes(segment.end, segment.last)]
 
     def window(self, lower: Position, upper: Position, room_bytes: int) -> Window:
-        """The largest window (lower, X], X <= upper, whose row groups fit into `room_bytes`; it always gets on by one
-        row group at least.
+        """The largest window (lower, X], X <= upper, whose row groups fit into `room_bytes`, with one new row group at
+        least.
 
         It ends just before the first row group that does not fit, which may be in the middle of a millisecond. Row
-        groups that begin at or below `lower` have to be read wherever the window ends; how much of them lies in the
-        window is known only then, so they are counted by half.
+        groups that begin at or below `lower` are read for every X. Only the read shows their part in the window, so
+        half of their bytes is counted.
         """
         touched = self._touched(lower, upper)
         if not touched:
             return Window(lower=lower, upper=upper, segments=())
         at = np.concatenate([segment.fences.at[mask] for segment, mask in touched])
-        seq = np.concatenate([segment.fences.seq[mask] for segment, mask in touched])
+        offset = np.concatenate([segment.fences.offset[mask] for segment, mask in touched])
         size = np.concatenate([segment.group_bytes[mask] for segment, mask in touched])
-        order = order_by_position(at, seq)
-        is_begun = at_or_below(at, seq, lower.at_ms, lower.seq)
+        order = order_by_position(at, offset)
+        is_begun = Positions(at, offset).at_or_below(lower)
         begun = int(np.count_nonzero(is_begun))
         size = np.where(is_begun, size // 2, size)
         fitting = int(np.searchsorted(np.cumsum(size[order]), room_bytes, side="right"))
         fitting = max(fitting, begun + 1)
         if fitting < len(order):
             next_group = order[fitting]
-            upper = min(upper, Position.of(int(at[next_group]), int(seq[next_group])).before())
+            upper = min(upper, Position(int(at[next_group]), int(offset[next_group])).before())
         return Window(lower=lower, upper=upper, segments=self.segments_between(lower, upper))
 
     def segments_between(self, lower: Position, upper: Position) -> tuple[Segment, ...]:
@@ -100,17 +90,17 @@ class TimerLog:
         return [(segment, mask) for segment, mask in touched if mask.any()]
 
 
-def read_window(window: Window, sources: Sources) -> pa.Table:
+def read_window(window: Window) -> pa.Table:
     """The rows of a window as `entry.ENTRY`, in no order. Raises Corrupt, DiskFailure.
 
-    Only row groups that may have some are read, one at a time: what lies outside the window is in memory for no more
-    than one of them.
+    It reads only row groups that may have rows in the window, one at a time, so that memory holds rows outside the
+    window of one row group only.
     """
     tables = [ENTRY.empty_table()]
     for segment in window.segments:
         for group in np.flatnonzero(segment.groups_between(window.lower, window.upper)).tolist():
             table = read_rows(segment, [group])
-            rows = references(segment, table, sources)
+            rows = select(table)
             inside = rows.row[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
             tables.append((table if len(inside) == len(table) else table.take(pa.array(inside))).cast(ENTRY))
     return pa.concat_tables(tables)

@@ -1,1 +1,1 @@
-"""Rows in memory, and what is counted of them."""
+"""Rows in memory, and their counts."""

@@ -1,8 +1,7 @@
-"""Overtaken rows: entries whose position P had passed when they were ingested. They are delivered in the order of
+"""Overtaken rows: entries at positions that P had passed before they were ingested. They are delivered in the order of
 offset.
 
-One is finished by moving O over it (invariant I1), so O of its source stops in front of the first one that is not
-delivered yet.
+A move of O over such a row finishes it (invariant I1), so O stops at the first one that is not delivered.
 """
 
 from __future__ import annotations
@@ -11,70 +10,61 @@ import numpy as np
 
 from timerstore.memory.chunks import Chunks
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
-from timerstore.rows.position import Bools, Int64s, offsets_of, sources_of
 
 
 class Overtaken:
-    """Rows by source and offset. Few at any time: a bound on them blocks ingest."""
+    """Rows by offset. They are few: a limit on them blocks ingest."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
         self._rows: RowRefs = EMPTY
-        self._starts: Int64s = np.empty(0, dtype=np.int64)
+        self.bytes = 0
+        """The size of the rows, with their payloads."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    @property
-    def bytes(self) -> int:
-        """Of the rows, with their payloads."""
-        return self._chunks.bytes_of(self._rows.chunk)
-
     def insert(self, rows: RowRefs) -> None:
         """Add rows in any order."""
         if len(rows):
+            self.bytes += self._chunks.bytes_of(rows.chunk)
             both = concat([self._rows, rows])
-            self._set(both[np.argsort(both.seq, kind="stable")])
+            self._rows = both[np.argsort(both.offset, kind="stable")]
 
-    def take(self, now_ms: int, limit: int, held: Bools) -> RowRefs:
-        """Remove and return, source by source in the order of offset, at most `limit` rows; a row that is not due stops
-        its source, and nothing is taken of a source in the mask `held`.
+    def count_due(self, now_ms: int) -> int:
+        """The number of rows in front of the first one that is not due."""
+        if not len(self):
+            return 0
+        early = np.flatnonzero(self._rows.at > now_ms)
+        # A replace may be two rows of one offset, a cancel and the timer: O passes both or none.
+        return int(np.searchsorted(self._rows.offset, self._rows.offset[early[0]])) if len(early) else len(self)
 
-        Every source gets its share of the limit (one row at least), so that a flood in one does not hold up another.
-        """
+    def take(self, now_ms: int, limit: int) -> RowRefs:
+        """Remove and return due rows in order of offset, of at most `limit` offsets, up to the first one that is not
+        due."""
         if not len(self._rows) or limit <= 0:
             return EMPTY
-        counts = np.diff(np.r_[self._starts, len(self._rows)])
-        # Two rows may share an offset (a cancel and the timer that takes its target's place): O passes both or none.
-        nth = np.cumsum(np.r_[0, self._rows.seq[1:] != self._rows.seq[:-1]])
-        rank = nth - np.repeat(nth[self._starts], counts)
-        early = np.where(self._rows.at > now_ms, rank, np.iinfo(np.int64).max)
-        due_before = np.repeat(np.minimum.reduceat(early, self._starts), counts)
-        chosen = (rank < np.minimum(max(1, limit // len(self._starts)), due_before)) & ~held[self._rows.source]
-        taken = self._rows[chosen]
-        self._set(self._rows[~chosen])
+        offset = self._rows.offset
+        nth = np.cumsum(offset[1:] != offset[:-1])
+        end = min(self.count_due(now_ms), 1 + int(np.searchsorted(nth, limit)))
+        taken, self._rows = self._rows[:end], self._rows[end:]
+        self.bytes -= self._chunks.bytes_of(taken.chunk)
         return taken
 
-    def first_offsets(self) -> dict[int, int]:
-        """The smallest offset of every source that has rows here."""
-        first = self._rows.seq[self._starts]
-        return dict(zip(sources_of(first).tolist(), offsets_of(first).tolist(), strict=True))
+    def first_offset(self) -> int | None:
+        """The smallest offset, or None without rows."""
+        return int(self._rows.offset[0]) if len(self._rows) else None
 
-    def first_at_ms(self, held: Bools) -> int | None:
-        """The earliest time at which some source that is not in the mask `held` can go on, or None."""
-        first = self._rows[self._starts]
-        at = first.at[~held[first.source]]
-        return int(at.min()) if len(at) else None
+    def first_at_ms(self) -> int | None:
+        """The time (ms) at which the first rows may leave, or None; rows of one offset leave together."""
+        if not len(self._rows):
+            return None
+        at, offset = self._rows.at, self._rows.offset
+        return int(at[: int(np.searchsorted(offset, offset[0], side="right"))].max())
 
     def all(self) -> RowRefs:
         return self._rows
 
     def pop_all(self) -> RowRefs:
-        rows = self._rows
-        self._set(EMPTY)
+        rows, self._rows, self.bytes = self._rows, EMPTY, 0
         return rows
-
-    def _set(self, rows: RowRefs) -> None:
-        source = rows.source
-        self._rows = rows
-        self._starts = np.flatnonzero(np.r_[len(rows) > 0, source[1:] != source[:-1]][: len(rows)])

@@ -1,19 +1,20 @@
-"""What is pending, counted: in all, by target, and by time.
+"""Counts of pending timers: of all, by target, and by time.
 
 A producer chooses the names of targets: the first thousand are counted each, the others together, here as in a
-segment's footer and in the index of ids. With more than that, a name's count may be part of what is counted together;
-the sum is always exact.
+segment's footer and in the index of ids. With more names, a part of a name's count may be among the others; the sum is
+always exact.
 
-Counts go up when a timer is taken in that nothing cancels, and down when its delivery is known to be committed or when
-its cancel is read (cancels.py), nowhere else; after a restart they are counted from the segments.
+Counts go up when a timer without a cancel is taken in, and down when its delivery is known to be committed or its
+cancel is read (cancels.py), nowhere else; after a restart they are counted from the segments.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +26,19 @@ from timerstore.rows.position import Bools, Int64s
 
 SLOT_MS = 10_000
 PAGE_SLOTS = 8_640
-"""A day of slots: 35 KB a page, 126 MB if every day of ten years has an entry."""
+"""A day of slots: 35 KB a page, 126 MB with an entry on every day of ten years."""
 DAY_MS = SLOT_MS * PAGE_SLOTS
 SPAN_SLOTS = 11 * 366 * PAGE_SLOTS
 TARGETS_MAX = 1_000
 OTHER_TARGETS = "(other)"
 RECURS = "*"
-"""Behind the target of a message that comes again, in counts: the name of a topic has none."""
+"""Suffix of the target of a recurring message, in counts; names of topics cannot have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tally:
-    """Timers counted: `counts` (int64) by absolute slot (`slots`, int64, distinct), and by target, as `labels` has
-    it."""
+    """Counts of timers: `counts` (int64) by absolute slot (`slots`, int64, distinct), and `targets`, by label (see
+    `labels`)."""
 
     slots: Int64s
     counts: Int64s
@@ -45,8 +46,8 @@ class Tally:
 
 
 def labels(rows: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
-    """What rows with the columns `target` and `schedule` are counted under: their targets (null: the delay topic's
-    default), and those that recur by themselves."""
+    """The labels of rows with the columns `target` and `schedule`: their targets (null: the delay topic's default),
+    with a mark behind those that recur."""
     target, schedule = rows.column("target"), rows.column("schedule")
     if schedule.null_count == len(schedule):
         return target
@@ -74,8 +75,8 @@ TALLIED = ("kind", "target", "schedule")
 
 
 def tally_timers(at: Int64s, payload: pa.RecordBatch | pa.Table, left_out: Bools | None = None) -> Tally:
-    """Count the timers among rows of `entry.PAYLOAD`, without those of a mask; rejects and cancels are not pending
-    deliveries."""
+    """Count the timers among rows of `entry.PAYLOAD`, without the rows of the mask `left_out`. (Rejects and cancels are
+    no pending deliveries.)"""
     timers = payload.column("kind").to_numpy() == Kind.TIMER
     if left_out is not None:
         timers &= ~left_out
@@ -86,7 +87,7 @@ def tally_timers(at: Int64s, payload: pa.RecordBatch | pa.Table, left_out: Bools
 
 
 def count_labels(label: pa.Array | pa.ChunkedArray) -> dict[str, int]:
-    """How often each occurs; null, the delay topic's default, as the empty string."""
+    """The count of each label; the empty string stands for null, the delay topic's default."""
     counts: dict[str, int] = {}
     for pair in pc.value_counts(label).to_pylist():
         count_in(counts, pair["values"] or "", pair["counts"])
@@ -94,23 +95,23 @@ def count_labels(label: pa.Array | pa.ChunkedArray) -> dict[str, int]:
 
 
 def count_in(counts: dict[str, int], name: str, count: int) -> None:
-    """Add to the count of a target, or of the other targets when a thousand are known."""
+    """Add to the count of a target; for a new one beside a thousand others, to the shared count."""
     label = label_of(name, counts)
     counts[label] = counts.get(label, 0) + count
 
 
 def label_of(name: str, known: Mapping[str, int]) -> str:
-    """Under which of the known names, or which new one, a target is counted; the default is always itself."""
+    """The name for the count of a target: its own, or that of the others; the default is always itself."""
     return name if not name or name in known or len(known) < TARGETS_MAX else OTHER_TARGETS
 
 
 class PendingHistogram:
-    """Pending timers counted by slots of ten seconds, for gauges. (What is due next, `TimerWheel` says.)
+    """Pending timers counted by slots of ten seconds, for gauges. (`TimerWheel` has the next due time.)
 
-    The slots are absolute, in pages of a day that exist only while something is pending in them: a year ahead costs
-    what is used of it, and one cumulative sum answers every "how many until then". A record says itself when it is due,
-    so its time may be any. What lies before `since_ms` is counted in one slot, and what lies beyond eleven years from
-    there in another: what was counted into a slot is counted out of the same one, whatever the clock says then.
+    The slots are absolute, in pages of a day that exist only while they count something: days without timers take no
+    memory, and one cumulative sum answers every question for a number until a time. A producer may choose any time. All
+    times before `since_ms` share a slot, and so do those more than eleven years later: a timer is counted out of the
+    slot that it was counted into, at any time of the clock.
     """
 
     def __init__(self, since_ms: int) -> None:
@@ -122,7 +123,7 @@ class PendingHistogram:
         return sum(self._page_total.values())
 
     def add_slots(self, slots: Int64s, counts: Int64s) -> None:
-        """Add `counts` (may be negative) to absolute `slots`, as a segment's histogram gives them."""
+        """Add `counts`, which may be negative, to absolute `slots`, as in a segment's histogram."""
         slots = np.clip(slots, self._first_slot, self._first_slot + SPAN_SLOTS)
         pages = slots // PAGE_SLOTS
         for page in np.unique(pages).tolist():
@@ -130,7 +131,7 @@ class PendingHistogram:
             self._add_page(page, slots[mask] - page * PAGE_SLOTS, counts[mask])
 
     def until(self, *times_ms: int) -> tuple[int, ...]:
-        """How many entries are pending before each time: in the slots before its own, and pro rata in that."""
+        """The number of pending entries before each time: of earlier slots, and a share of its own slot."""
         days = sorted(self._pages)
         totals = [0, *accumulate(self._page_total[day] for day in days)]
         return tuple(totals[bisect_left(days, ms // DAY_MS)] + self._within_day(ms) for ms in times_ms)
@@ -142,8 +143,7 @@ class PendingHistogram:
         return 0 if counts is None else int(counts[:index].sum()) + int(counts[index]) * rest // SLOT_MS
 
     def first_ms(self, after_ms: int) -> int | None:
-        """The last millisecond of the first slot, from that of `after_ms` on, in which something is pending, or
-        None."""
+        """The last millisecond of the first slot with pending entries, from that of `after_ms` on, or None."""
         first = after_ms // SLOT_MS
         for page in sorted(page for page in self._pages if page >= first // PAGE_SLOTS):
             pending = np.flatnonzero(self._pages[page] > 0) + page * PAGE_SLOTS
@@ -163,21 +163,85 @@ class PendingHistogram:
             del self._pages[page], self._page_total[page]
 
 
+UNCOUNTED_PIECES: Final = 64
+UNCOUNTED_ROWS: Final = 4_096
+"""The limits of uncounted rows: they keep their batches in memory."""
+
+
+class _Uncounted:
+    """Timers of one later count: it costs as much for a row as for a thousand."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Int64s, Sequence[pa.RecordBatch], Bools | None]] = []
+        self._pieces = self._rows = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._pieces >= UNCOUNTED_PIECES or self._rows >= UNCOUNTED_ROWS
+
+    def add(self, at: Int64s, pieces: Sequence[pa.RecordBatch], left_out: Bools | None) -> None:
+        if len(at):
+            self._parts.append((at, [each.select(TALLIED) for each in pieces], left_out))
+            self._pieces += len(pieces)
+            self._rows += len(at)
+
+    def pop(self) -> Iterator[Tally]:
+        """Remove the timers, and return their counts."""
+        if self._parts:
+            parts, self._parts, self._pieces, self._rows = self._parts, [], 0, 0
+            at = np.concatenate([each for each, _, _ in parts])
+            columns = [each for _, pieces, _ in parts for each in pieces]
+            payload = pa.Table.from_batches(columns).combine_chunks()
+            none = [np.zeros(len(each), np.bool_) if mask is None else mask for each, _, mask in parts]
+            yield tally_timers(at, payload, np.concatenate(none))
+
+
 class Pending:
-    """Pending timers; what is due before `since_ms` is counted in one slot. A name is forgotten when none of it is
-    pending."""
+    """Pending timers; all that are due before `since_ms` share a slot. A name is forgotten with its last timer."""
 
     def __init__(self, since_ms: int) -> None:
-        self.histogram = PendingHistogram(since_ms)
+        self._histogram = PendingHistogram(since_ms)
         self._by_target: dict[str, int] = {}
-        self.is_by_target = True
-        """Whether each target's count is its own: not once some were counted together, until nothing is pending."""
+        self._added, self._removed = _Uncounted(), _Uncounted()
+        self._is_by_target = True
 
     def __len__(self) -> int:
         return len(self.histogram)
 
+    @property
+    def histogram(self) -> PendingHistogram:
+        """The histogram of all pending timers."""
+        self._count()
+        return self._histogram
+
+    def add_rows(self, at: Int64s, payload: pa.RecordBatch, left_out: Bools | None = None) -> None:
+        """Add the timers among rows of `entry.PAYLOAD`, without the rows of the mask `left_out`. They are counted
+        later, many at once."""
+        self._added.add(at, [payload], left_out)
+        if self._added.is_full:
+            self._count()
+
+    def remove_rows(self, at: Int64s, pieces: Sequence[pa.RecordBatch]) -> None:
+        """Remove timers that were added before; they are counted later, too."""
+        self._removed.add(at, pieces, None)
+        if self._removed.is_full:
+            self._count()
+
+    def _count(self) -> None:
+        for timers in self._added.pop():
+            self._add(timers)
+        for timers in self._removed.pop():
+            self._remove(timers)
+
+    @property
+    def is_by_target(self) -> bool:
+        """Whether each target's count is its own: not after some were counted together, until nothing is pending."""
+        self._count()
+        return self._is_by_target
+
     def by_target(self) -> dict[str, int]:
-        """Pending timers by target; the delay topic's default target is the empty string."""
+        """Counts of pending timers by target; the empty string stands for the delay topic's default target."""
+        self._count()
         counts: dict[str, int] = {}
         for label, count in self._by_target.items():
             name = label.removesuffix(RECURS)
@@ -185,26 +249,37 @@ class Pending:
         return counts
 
     def recurring(self) -> int:
-        """Pending timers that recur: one for each schedule. Of targets that are counted together none is told apart."""
+        """The number of pending recurring messages, one for each schedule, without those in the shared count."""
+        self._count()
         return sum(count for label, count in self._by_target.items() if label.endswith(RECURS))
 
     def add(self, timers: Tally) -> None:
-        self.histogram.add_slots(timers.slots, timers.counts)
-        for name, count in timers.targets.items():
-            count_in(self._by_target, name, count)
-        self.is_by_target &= OTHER_TARGETS not in self._by_target
+        """Add counted timers."""
+        self._count()
+        self._add(timers)
 
     def remove(self, timers: Tally) -> None:
-        self.histogram.add_slots(timers.slots, -timers.counts)
+        """Remove counted timers that were added before."""
+        self._count()
+        self._remove(timers)
+
+    def _add(self, timers: Tally) -> None:
+        self._histogram.add_slots(timers.slots, timers.counts)
+        for name, count in timers.targets.items():
+            count_in(self._by_target, name, count)
+        self._is_by_target &= OTHER_TARGETS not in self._by_target
+
+    def _remove(self, timers: Tally) -> None:
+        self._histogram.add_slots(timers.slots, -timers.counts)
         for name, count in timers.targets.items():
             left = self._take(name, count)
             left = self._take(OTHER_TARGETS, left)
             while left and self._by_target:
                 left = self._take(max(self._by_target, key=self._by_target.__getitem__), left)
-        self.is_by_target |= not self._by_target
+        self._is_by_target |= not self._by_target
 
     def _take(self, label: str, count: int) -> int:
-        """Count out as many under a label as there are; returns how many are left."""
+        """Count out timers of a label, as far as it has them; returns the number that is left."""
         there = self._by_target.get(label, 0)
         if there > count:
             self._by_target[label] = there - count

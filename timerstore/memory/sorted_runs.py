@@ -3,15 +3,16 @@
 The ready rows (rows at or below the loaded frontier) and the memtable (rows beyond it, not yet in a segment) are each
 one `SortedRuns`: a short list of sorted vectors of row references. An inserted batch becomes a run; runs of like size
 are merged, so that a row is merged a logarithmic number of times and there are never many runs to look at (the
-log-structured merge of Patrick O'Neil et al., 1996, in memory). Popping what is due moves the head of each run.
+log-structured merge of Patrick O'Neil et al., 1996, in memory). Runs of few rows wait until they are eight. A pop of
+due rows moves the head of each run. If no run waited:
 
     insert [3 5 9]       runs: [3 5 9]
     insert [4 6 7]       runs: [3 4 5 6 7 9]          (equal sizes are merged)
     insert [8]           runs: [3 4 5 6 7 9] [8]
     pop_until 5          -> 3 4 5;  runs: [6 7 9] [8]
 
-What comes in small batches has its payloads put together, too, as its runs are merged: what is due at one time was sent
-over a long one, and a take from hundreds of batches costs a hundred times what one from a few does.
+A merge of runs from small batches also merges their payloads: rows of one due time were sent over a long time, and a
+take from hundreds of batches costs a hundred times as much as one from a few.
 """
 
 from __future__ import annotations
@@ -27,52 +28,52 @@ import pyarrow as pa
 
 from timerstore.memory.chunks import Chunks, materialize
 from timerstore.rows.position import (
+    OFFSET_MAX,
     ORIGIN,
-    SEQ_MAX,
     Bools,
     Position,
     Positions,
     end_of,
     order_by_position,
-    pack,
     search,
 )
-from timerstore.rows.sources import Sources
 
 Int32s = npt.NDArray[np.int32]
 
 MERGED_ROWS_MAX = 1 << 16
-"""Larger runs are left alone: a merge happens under the store's lock, and must not hold up delivery for more than some
-10 ms."""
+"""Larger runs are not merged: a merge holds the store's lock, and may hold up delivery for about 10 ms only."""
+SMALL_ROWS: Final = 64
+SMALL_RUNS: Final = 8
+"""Runs of fewer rows wait until this number of them are merged together."""
 GATHERED_CHUNKS: Final = 8
-"""A run with payloads from so many chunks or more gets a chunk of its own, if it has not more rows and bytes than
-these; each row is copied once or twice."""
+"""A run with payloads from this number of chunks or more, and up to these rows and bytes, gets a chunk of its own; each
+row is copied once or twice."""
 GATHERED_ROWS_MAX: Final = 1 << 13
 GATHERED_BYTES_MAX: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRefs(Positions):
-    """References to resident rows: their positions, and where the payloads are (`chunk` and `row`, int32[n])."""
+    """References to resident rows: their positions, and the places of their payloads (`chunk` and `row`, int32[n])."""
 
     chunk: Int32s
     row: Int32s
 
     def __getitem__(self, key: slice | Bools | npt.NDArray[np.intp]) -> RowRefs:
-        return RowRefs(self.at[key], self.seq[key], self.chunk[key], self.row[key])
+        return RowRefs(self.at[key], self.offset[key], self.chunk[key], self.row[key])
 
     def where(self, mask: Bools) -> RowRefs:
-        """The rows of a mask; no copy where it says all or none, the usual cases."""
+        """The rows of a mask; the usual masks, of all rows or none, need no copy."""
         if mask.all():
             return self
         return self[mask] if mask.any() else EMPTY
 
     def last(self) -> Position:
-        return Position.of(int(self.at[-1]), int(self.seq[-1]))
+        return Position(int(self.at[-1]), int(self.offset[-1]))
 
     def sorted(self) -> RowRefs:
-        """The same rows in the order of position."""
-        return self[order_by_position(self.at, self.seq)]
+        """The same rows in order of position."""
+        return self[order_by_position(self.at, self.offset)]
 
 
 EMPTY = RowRefs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
@@ -86,144 +87,140 @@ def concat(parts: Sequence[RowRefs]) -> RowRefs:
         return some[0]
     return RowRefs(
         np.concatenate([s.at for s in some]),
-        np.concatenate([s.seq for s in some]),
+        np.concatenate([s.offset for s in some]),
         np.concatenate([s.chunk for s in some]),
         np.concatenate([s.row for s in some]),
     )
 
 
 def gathered(chunks: Chunks, rows: RowRefs) -> RowRefs:
-    """The same rows, in their order, with their payloads in a chunk of their own."""
+    """The same rows, in their order, with their payloads in a new chunk."""
     if not len(rows):
         return rows
     payload = materialize(chunks.payloads(rows.chunk), rows.chunk, rows.row)
     chunks.release(rows.chunk)
     chunk = np.full(len(rows), chunks.add(payload), dtype=np.int32)
-    return RowRefs(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32))
+    return RowRefs(rows.at, rows.offset, chunk, np.arange(len(rows), dtype=np.int32))
 
 
-def select(entries: pa.Table, sources: Sources) -> RowRefs:
-    """The positions of an entry table; `row` is the index in the table, `chunk` means nothing. Rows of unknown sources
-    are left out."""
-    source = sources.of_columns(entries.column("topic"), entries.column("partition"))
-    known = np.flatnonzero(source >= 0)
-    offset = entries.column("offset").to_numpy().astype(np.int64, copy=False)[known]
-    at = entries.column("at").to_numpy().astype(np.int64, copy=False)[known]
-    return RowRefs(at, pack(source[known], offset), np.zeros(len(known), np.int32), known.astype(np.int32))
+def select(entries: pa.Table) -> RowRefs:
+    """The positions of an entry table; `row` is the index in the table, `chunk` has no meaning."""
+    at, offset = (entries.column(name).to_numpy().astype(np.int64, copy=False) for name in ("at", "offset"))
+    return RowRefs(at, offset, np.zeros(len(at), np.int32), np.arange(len(at), dtype=np.int32))
 
 
 class SortedRuns:
-    """Row references kept in the order of position; see the module's table for how runs merge."""
+    """Row references in order of position; the module has an example of the merges."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
         self._runs: list[RowRefs] = []
         self.bytes = 0
-        """Of the rows, with their payloads."""
+        """The size of the rows, with their payloads."""
 
     def __len__(self) -> int:
         return sum(len(run) for run in self._runs)
 
     def insert(self, rows: RowRefs) -> None:
-        """Add rows that are in the order of position."""
+        """Add rows, given in order of position."""
         if not len(rows):
             return
         self._runs.append(rows)
         self.bytes += self._chunks.bytes_of(rows.chunk)
-        while len(self._runs) > 1 and self._mergeable(self._runs[-2], self._runs[-1]):
-            newest = self._runs.pop()
-            self._runs[-1] = self._put_together(concat([self._runs[-1], newest]).sorted())
+        count, size = 1, len(rows)
+        for run in reversed(self._runs[:-1]):
+            if len(run) >= 2 * size or len(run) + size > MERGED_ROWS_MAX:
+                break
+            count, size = count + 1, size + len(run)
+        if count >= SMALL_RUNS or (count > 1 and len(rows) >= SMALL_ROWS):
+            self._runs[-count:] = [self._put_together(concat(self._runs[-count:]).sorted())]
 
     def __iter__(self) -> Iterator[RowRefs]:
-        """The runs, each in the order of position."""
+        """The runs, each in order of position."""
         return iter(self._runs)
 
     def first_at_ms(self) -> int | None:
-        """Effective time of the first row, or None when there is none."""
+        """Effective time of the first row, or None without rows."""
         return min((int(run.at[0]) for run in self._runs), default=None)
 
     def first(self) -> Position:
         """Position of the first row; there must be one."""
-        return min(Position.of(int(run.at[0]), int(run.seq[0])) for run in self._runs)
+        return min(Position(int(run.at[0]), int(run.offset[0])) for run in self._runs)
 
     def count_until(self, bound: Position) -> int:
-        """How many rows are at or below `bound`."""
-        return sum(search(run.at, run.seq, bound) for run in self._runs)
+        """The number of rows at or below `bound`."""
+        return sum(search(run.at, run.offset, bound) for run in self._runs)
 
     def pop_until(self, bound: Position, limit: int | None = None) -> RowRefs:
-        """Remove and return the rows at or below `bound` in the order of position, at most the first `limit` of
-        them."""
-        cuts = [search(run.at, run.seq, bound) for run in self._runs]
+        """Remove and return the rows at or below `bound` in order of position, at most the first `limit`."""
+        cuts = [search(run.at, run.offset, bound) for run in self._runs]
         if limit is not None and sum(cuts) > limit:
-            if not limit:
-                return EMPTY
-            cuts = self._first(cuts, limit)
-        popped = concat([run[:cut] for run, cut in zip(self._runs, cuts, strict=True)])
-        if sum(1 for cut in cuts if cut) > 1:
-            popped = popped.sorted()
-        self._runs = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
+            cuts = self._first(cuts, limit) if limit else []
+        if not any(cuts):
+            return EMPTY
+        heads = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
+        popped = heads[0] if len(heads) == 1 else concat(heads).sorted()
+        self._runs = [run[cut:] if cut else run for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
         self.bytes -= self._chunks.bytes_of(popped.chunk)
         return popped
 
     def split_until(self, bound: Position) -> list[RowRefs]:
-        """Remove and return the rows at or below `bound` as the runs that they are: each is in the order of
-        position."""
+        """Remove and return the rows at or below `bound` in runs, each in the order of position."""
         heads, self._runs = self._split(bound)
         return self._left(heads)
 
     def split_after(self, bound: Position) -> list[RowRefs]:
-        """Remove and return the rows above `bound` as the runs that they are: each is in the order of position."""
+        """Remove and return the rows above `bound` in runs, each in the order of position."""
         self._runs, tails = self._split(bound)
         return self._left(tails)
 
     def _split(self, bound: Position) -> tuple[list[RowRefs], list[RowRefs]]:
-        cuts = [search(run.at, run.seq, bound) for run in self._runs]
+        cuts = [search(run.at, run.offset, bound) for run in self._runs]
         heads = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
         tails = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
         return heads, tails
 
     def _first(self, cuts: list[int], limit: int) -> list[int]:
-        """How many rows of each run are among the first `limit` of the first `cuts` rows of the runs; there are more
-        than that.
+        """The number of rows of each run among the first `limit` of the first `cuts` rows of the runs, which are more.
 
-        Only about as many rows as are wanted get sorted: runs are much alike, so a fair share of each reaches nearly to
-        the same position.
+        Only about `limit` rows are sorted: runs are much alike, so a fair share of each reaches nearly to the same
+        position.
         """
         share = -(-limit // len(cuts))
         reach = max((run[share - 1 : share].last() for run, cut in zip(self._runs, cuts, strict=True) if cut >= share))
-        near = [min(cut, limit, search(run.at, run.seq, reach)) for run, cut in zip(self._runs, cuts, strict=True)]
+        near = [min(cut, limit, search(run.at, run.offset, reach)) for run, cut in zip(self._runs, cuts, strict=True)]
         if sum(near) < limit:
             near = [min(cut, limit) for cut in cuts]
         heads = concat([run[:cut] for run, cut in zip(self._runs, near, strict=True)]).sorted()
         last = heads[limit - 1 : limit].last()
-        return [search(run.at, run.seq, last) for run in self._runs]
+        return [search(run.at, run.offset, last) for run in self._runs]
 
     def largest_within(self, bound: Position, budget_bytes: int) -> Position | None:
-        """The last row at or below `bound` up to which the rows fit into a budget, or None when all of them do; ORIGIN
-        when none does.
+        """The last row at or below `bound` up to which the rows fit into a budget; None if all rows fit, ORIGIN if none
+        does.
 
-        Nothing is sorted: the answer is searched for by halving, in each run's cumulative bytes.
+        Nothing is sorted: the search halves each run's cumulative bytes.
         """
-        runs = [run[: search(run.at, run.seq, bound)] for run in self._runs]
+        runs = [run[: search(run.at, run.offset, bound)] for run in self._runs]
         runs = [run for run in runs if len(run)]
         totals = [np.cumsum(self._chunks.row_bytes[run.chunk]) for run in runs]
         if sum(int(total[-1]) for total in totals) <= budget_bytes:
             return None
 
         def too_many(position: Position) -> bool:
-            cuts = (search(run.at, run.seq, position) for run in runs)
+            cuts = (search(run.at, run.offset, position) for run in runs)
             return sum(int(total[cut - 1]) for total, cut in zip(totals, cuts, strict=True) if cut) > budget_bytes
 
         low, high = min(int(run.at[0]) for run in runs), max(int(run.at[-1]) for run in runs)
         at_ms = low + bisect.bisect_left(range(high - low), True, key=lambda ms: too_many(end_of(low + ms)))
-        seq = bisect.bisect_left(range(SEQ_MAX), True, key=lambda s: too_many(Position.of(at_ms, s)))
-        # (at_ms, seq) is the first row too many; the answer is the last row before it.
-        beyond = Position.of(at_ms, seq).before()
-        cuts = [search(run.at, run.seq, beyond) for run in runs]
+        offset = bisect.bisect_left(range(OFFSET_MAX), True, key=lambda o: too_many(Position(at_ms, o)))
+        # (at_ms, offset) is the first row that does not fit; the result is the last row before it.
+        beyond = Position(at_ms, offset).before()
+        cuts = [search(run.at, run.offset, beyond) for run in runs]
         return max((run[:cut].last() for run, cut in zip(runs, cuts, strict=True) if cut), default=ORIGIN)
 
     def remove(self, gone: Callable[[RowRefs], Bools]) -> RowRefs:
-        """Remove and return the rows for which `gone` answers True (a mask of the rows it is given), in no order."""
+        """Remove and return the rows for which `gone` is true (it returns a mask of its argument), in no order."""
         removed, kept = [], []
         for run in self._runs:
             mask = gone(run)
@@ -234,11 +231,11 @@ class SortedRuns:
         return concat(self._left(removed))
 
     def all(self) -> RowRefs:
-        """Every row, in no order."""
+        """All rows, in no order."""
         return concat(self._runs)
 
     def pop_all(self) -> RowRefs:
-        """Remove and return every row, in no order."""
+        """Remove and return all rows, in no order."""
         rows, self._runs, self.bytes = self.all(), [], 0
         return rows
 
@@ -247,7 +244,7 @@ class SortedRuns:
         return runs
 
     def _put_together(self, run: RowRefs) -> RowRefs:
-        """The run, in a chunk of its own if it is a small one from many chunks."""
+        """The run, in a new chunk if it is small and from many chunks."""
         if len(run) > GATHERED_ROWS_MAX or np.count_nonzero(np.bincount(run.chunk)) < GATHERED_CHUNKS:
             return run
         before = self._chunks.bytes_of(run.chunk)
@@ -256,7 +253,3 @@ class SortedRuns:
         run = gathered(self._chunks, run)
         self.bytes += self._chunks.bytes_of(run.chunk) - before
         return run
-
-    @staticmethod
-    def _mergeable(older: RowRefs, newer: RowRefs) -> bool:
-        return len(older) < 2 * len(newer) and len(older) + len(newer) <= MERGED_ROWS_MAX

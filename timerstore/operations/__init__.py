@@ -1,1 +1,1 @@
-"""What is done to a store: transactions, maintenance, compaction, recovery."""
+"""Operations on a store: ingest, transactions, maintenance, compaction, recovery, searches."""

@@ -1,6 +1,6 @@
-"""The timers of origins: what cancels by origin cancel, wherever it is, so that the counts follow at once.
+"""The timers of origins, in memory and in segments, for cancels and commands by origin: so the counts change at once.
 
-In memory that is a pass over the resident rows' columns; beside segments the index of origins says which rows to read.
+In memory it is a pass over the resident rows' columns; of segments, the origin index names the rows to read.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels.cancels import PendingOf
+from timerstore.cancels.digests import ORIGIN, keys_of
 from timerstore.cancels.effects import TooLarge
 from timerstore.cancels.id_index import Timers, concat_timers, no_timers, timers_of
-from timerstore.log.segment import Reader, Segment, references
+from timerstore.log.segment import Segment, SegmentReader
 from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import Tally, labels
-from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat, select
 from timerstore.operations.state import StoreState
 from timerstore.operations.view import View, looked
 from timerstore.rows.entry import PAYLOAD, UNCOPYABLE, Kind
-from timerstore.rows.position import Bools, Int64s, Positions, offsets_of, pack
+from timerstore.rows.position import Bools, Int64s, Positions
 
-POSITION: Final = ("topic", "partition", "offset", "at")
+POSITION: Final = ("offset", "at")
 COLUMNS: Final = ("kind", "id", "origin", "target", "schedule")
 
 
 def pending_of(state: StoreState) -> PendingOf:
-    """As `PendingOf` says, of the moment of the call. Raises Corrupt, DiskFailure."""
+    """A `PendingOf` for the state at the time of its call. The function raises Corrupt, DiskFailure."""
 
     def pending(origins: Int64s) -> Timers:
-        return _timers(state, *rows_of(state, origins, COLUMNS)) if len(origins) else no_timers()
+        return _timers(*rows_of(state, origins, COLUMNS)) if len(origins) else no_timers()
 
     return pending
 
@@ -39,8 +40,8 @@ def pending_of(state: StoreState) -> PendingOf:
 def rows_of(
     state: StoreState, origins: Int64s, columns: Sequence[str], bytes_max: int | None = None
 ) -> tuple[RowRefs, pa.Table]:
-    """The pending rows of these originals that no tombstone covers, with some columns of `entry.PAYLOAD`; chunk and row
-    of the references mean nothing. Raises TooLarge soon after they are more than `bytes_max`; Corrupt, DiskFailure."""
+    """The pending rows of originals without covered ones, with some columns of `entry.PAYLOAD`. `chunk` and `row` of
+    the references have no meaning. Raises TooLarge soon after the rows exceed `bytes_max`; Corrupt, DiskFailure."""
     wanted = list(dict.fromkeys((*COLUMNS, *columns)))
     if not len(origins):
         return EMPTY, pa.schema([PAYLOAD.field(name) for name in wanted]).empty_table()
@@ -51,19 +52,19 @@ def rows_of(
 
 
 def uncopyable_of(state: StoreState, origins: Int64s) -> Int64s:
-    """As `UncopyableOf` says. Raises Corrupt, DiskFailure."""
+    """The `UncopyableOf` of a store. Raises Corrupt, DiskFailure."""
     rows, table = rows_of(state, origins, ("rolls",))
-    found: Int64s = rows.seq[table.column("rolls").to_numpy() == UNCOPYABLE]
-    return found
+    offsets: Int64s = rows.offset[table.column("rolls").to_numpy() == UNCOPYABLE]
+    return offsets
 
 
 def covered_in(state: StoreState, segment: Segment, finished: Callable[[Positions], Bools] | None = None) -> Tally:
-    """The pending timers of a segment that tombstones cover, counted; `finished` says which are not pending (without
-    it, the store's own state). Raises Corrupt, DiskFailure."""
+    """Counts of a segment's unfinished timers that tombstones cover. `finished` returns the mask of finished positions
+    (None: by the store's own state). Raises Corrupt, DiskFailure."""
     parts = [no_timers()] if segment.ids is None else [state.cancels.covered_by_id(segment.ids)]
     if len(origins := state.cancels.named_origins()):
-        for rows, table in _in_segment(state, segment, origins, COLUMNS):
-            parts.append(_timers(state, *_where(rows, table, _covered(state, rows, table))))
+        for rows, table in _in_segment(segment, origins, COLUMNS):
+            parts.append(_timers(*_where(rows, table, _covered(state, rows, table))))
     return state.cancels.tally_once(concat_timers(parts), finished or state.finished)
 
 
@@ -72,7 +73,7 @@ def _in_view(
 ) -> Iterator[tuple[RowRefs, pa.Table]]:
     yield _in_memory(state, view, origins, columns)
     for segment in view.segments:
-        for rows, table in _in_segment(state, segment, origins, columns):
+        for rows, table in _in_segment(segment, origins, columns):
             yield _where(rows, table, ~view.is_resident(rows) & ~_covered(state, rows, table))
 
 
@@ -88,35 +89,31 @@ def _bounded(found: Iterator[tuple[RowRefs, pa.Table]], bytes_max: int | None) -
 
 def _in_memory(state: StoreState, view: View, origins: Int64s, columns: Sequence[str]) -> tuple[RowRefs, pa.Table]:
     everything, begins = view.payload(["origin"])
-    # By the offset alone first, one column in the order of memory: few rows are left to be looked at.
-    may_be = np.isin(everything.column("origin").to_numpy(), offsets_of(origins))
+    # A pass over one column, in the order of memory, leaves few rows for the others.
+    may_be = np.isin(everything.column("origin").to_numpy(), origins)
     rows = concat([run[may_be[begins[run.chunk] + run.row]] for run in view.runs])
     if not len(rows):
         return rows, pa.schema([PAYLOAD.field(name) for name in columns]).empty_table()
     chunks = {chunk: view.chunks[chunk].select(list(columns)) for chunk in np.unique(rows.chunk).tolist()}
     table = pa.Table.from_batches([materialize(chunks, rows.chunk, rows.row)])
-    named = _named(rows, table.column("origin").to_numpy(), table.column("kind").to_numpy(), origins)
-    rows, table = _where(rows, table, named)
+    rows, table = _where(rows, table, _named(table, origins))
     return _where(rows, table, ~_covered(state, rows, table))
 
 
-def _in_segment(
-    state: StoreState, segment: Segment, origins: Int64s, columns: Sequence[str]
-) -> Iterator[tuple[RowRefs, pa.Table]]:
-    """The rows of these origins, a row group each."""
+def _in_segment(segment: Segment, origins: Int64s, columns: Sequence[str]) -> Iterator[tuple[RowRefs, pa.Table]]:
+    """The rows of these origins, one part for each row group."""
     groups = np.unique(segment.groups_of(segment.origins.rows_of(origins))).tolist()
     segment.origins.drop_pages()
     if groups:
-        with Reader(segment) as reader:
+        with SegmentReader(segment) as reader:
             for group in groups:
                 table = reader.read(group, [*POSITION, *columns])
-                rows = references(segment, table, state.sources)
-                named = _named(rows, table.column("origin").to_numpy(), table.column("kind").to_numpy(), origins)
-                yield _where(rows, table, named)
+                yield _where(select(table), table, _named(table, origins))
 
 
-def _named(rows: RowRefs, origin: Int64s, kind: Int64s, origins: Int64s) -> Bools:
-    mask: Bools = (kind == Kind.TIMER) & np.isin(pack(rows.source, origin), origins)
+def _named(table: pa.Table, origins: Int64s) -> Bools:
+    is_timer = table.column("kind").to_numpy() == Kind.TIMER
+    mask: Bools = is_timer & np.isin(table.column("origin").to_numpy(), origins)
     return mask
 
 
@@ -131,10 +128,10 @@ def _covered(state: StoreState, rows: RowRefs, table: pa.Table) -> Bools:
     payload = table.select(["kind", "id", "origin"]).combine_chunks().to_batches()[0]
     with state.lock:
         lookup = state.cancels.tombstones.lookup()
-    covered = state.cancels.covered(lookup, rows.source, rows.offset, payload)
+    covered = state.cancels.covered(lookup, rows.offset, payload)
     return none if covered is None else covered
 
 
-def _timers(state: StoreState, rows: RowRefs, table: pa.Table) -> Timers:
+def _timers(rows: RowRefs, table: pa.Table) -> Timers:
     origin = table.column("origin").to_numpy()
-    return timers_of(state.cancels.seeds.of_origins(origin, rows.source), rows, origin, labels(table))
+    return timers_of(keys_of(ORIGIN, origin), rows, origin, labels(table))

@@ -1,11 +1,11 @@
-"""Export: all that is pending at one moment and fits a query, as Arrow record batches. For analysis elsewhere.
+"""Export: all matching pending messages of one moment, as Arrow record batches, for analysis elsewhere.
 
-    at the moment   under the lock, lists are copied, and what is finished; then the files of all segments are opened
-    afterwards      rows in memory, then segment by segment, part of a row group by part of a row group
+    at the moment   lists and the committed state are copied under the lock; then the files of all segments are opened
+    afterwards      rows in memory are read, then segment by segment, in parts of row groups
 
-What is delivered, cancelled or compacted later changes nothing: a slow client still reads that moment. In memory are
-the rows that were there at that moment, until they are read; a row group as it is on disk; and a batch. The disk space
-of a segment that is removed meanwhile is free when the export ends.
+Later deliveries, cancels and compactions do not change the result: a slow client still reads that moment. Memory holds
+the resident rows of that moment until they are read, one row group in its compressed form, and one batch. The disk
+space of a segment that is removed meanwhile becomes free at the end of the export.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timerstore.log.segment import ROW_GROUP_ROWS, Reader, Segment, open_file
+from timerstore.log.segment import ROW_GROUP_ROWS, Segment, SegmentReader, open_file
 from timerstore.memory.chunks import materialize
 from timerstore.memory.sorted_runs import RowRefs
-from timerstore.operations.find import BULKY, POSITION_COLUMNS, STATES, Hits, Query, Search
+from timerstore.operations.find import BULKY, POSITION_COLUMNS, STATES, Hits, LogQuery, Search
 from timerstore.operations.state import StoreState
 from timerstore.operations.view import View, looked
 from timerstore.rows.entry import HEADERS, PAYLOAD_COLUMNS
 from timerstore.rows.position import ORIGIN
 
 BATCH_BYTES_MAX: Final = 4 << 20
-"""Of a batch, about; a single row may have more."""
+"""Approximate limit of a batch; a single row may exceed it."""
 TIME: Final = pa.timestamp("us", tz="UTC")
 SCHEMA: Final = pa.schema(
     [
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
-        pa.field("origin", pa.string()),
+        pa.field("origin", pa.int64()),
         pa.field("due", TIME),
         pa.field("at", TIME),
         pa.field("ts", TIME),
@@ -52,22 +50,21 @@ SCHEMA: Final = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-"""Columns mean what the fields of `find.PendingRow` mean. `origin` is topic/partition/offset of the original record,
-times are whole milliseconds. Without `bulky`, headers and values are null."""
+"""The columns have the meaning of the fields of `find.FoundRow`; times are whole milliseconds. Without `bulky`, headers
+and values are null."""
 _OUTSIDE: Final = {"kind", "replace"}
-"""Payload columns that are of no interest."""
+"""Payload columns that an export leaves out."""
 
 
 class Export:
-    """An iterator over batches of `SCHEMA`, in no order of rows; some have none, so that there is one every few
-    milliseconds however little fits. For one thread at a time. `close` it, or read it to its end.
+    """An iterator over batches of `SCHEMA`, in no order of rows. Some batches are empty, so that one comes every few
+    milliseconds even for few matches. It is for one thread at a time. Read it to its end, or `close` it.
 
     `next` raises Corrupt, DiskFailure.
     """
 
-    def __init__(self, state: StoreState, view: View, query: Query, now_ms: int, *, bulky: bool) -> None:
+    def __init__(self, state: StoreState, view: View, query: LogQuery, now_ms: int, *, bulky: bool) -> None:
         """Raises Corrupt, DiskFailure."""
-        self._sources = state.sources
         self._names = [n for n in PAYLOAD_COLUMNS if n not in _OUTSIDE and (bulky or n not in BULKY)]
         self._files = ExitStack()
         self._view = view
@@ -97,7 +94,7 @@ class Export:
             yield from self._in_memory()
             while self._plan:
                 segment, file, groups = self._plan.pop()
-                with Reader(segment, file) as reader:
+                with SegmentReader(segment, file) as reader:
                     for group in groups:
                         yield from self._in_group(segment, reader, group)
 
@@ -114,32 +111,26 @@ class Export:
             if len(refs):
                 yield self._batch(Hits(refs, hits.state[piece]), materialize(chunks, refs.chunk, refs.row))
 
-    def _in_group(self, segment: Segment, reader: Reader, group: int) -> Iterator[pa.RecordBatch]:
+    def _in_group(self, segment: Segment, reader: SegmentReader, group: int) -> Iterator[pa.RecordBatch]:
         if not self._search.has_any(reader, group):
             yield EMPTY
             return
         rows, size = int(segment.group_rows[group]), int(segment.group_bytes[group])
         rows_max = max(1, min(ROW_GROUP_ROWS, rows * BATCH_BYTES_MAX // max(1, size)))
         for table in reader.parts(group, [*POSITION_COLUMNS, "kind", *self._names], rows_max):
-            hits = self._search.in_table(segment, table)
+            hits = self._search.in_table(table)
             yield self._batch(hits, table.select(self._names).take(pa.array(hits.refs.row)))
 
     def _batch(self, hits: Hits, payload: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
-        """`payload` has the rows of `hits`, one by one."""
+        """A batch of `SCHEMA`; `payload` has one row for each of `hits`."""
         refs: RowRefs = hits.refs
-        topic, partition = self._sources.columns(refs.source)
-        topic = topic.cast(pa.string())
         columns = {name: payload.column(name) for name in self._names} | {
-            "topic": topic,
-            "partition": partition,
             "offset": pa.array(refs.offset),
             "at": pa.array(refs.at),
             "state": pa.array([state.value for state in STATES]).take(pa.array(hits.state)),
             "target": pc.fill_null(payload.column("target"), ""),
             "attempts": payload.column("attempt"),
         }
-        origin = [topic, partition.cast(pa.string()), payload.column("origin").cast(pa.string())]
-        columns["origin"] = pc.binary_join_element_wise(*origin, "/")
         for name in ("due", "at", "ts"):
             columns[name] = columns[name].cast(pa.timestamp("ms", tz="UTC"))
         for name in BULKY:
@@ -151,6 +142,6 @@ class Export:
 EMPTY: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
-def export(state: StoreState, query: Query, now_ms: int, *, bulky: bool) -> Export:
+def export(state: StoreState, query: LogQuery, now_ms: int, *, bulky: bool) -> Export:
     """See `TimerStore.export`."""
     return looked(state, lambda view: Export(state, view, query, now_ms, bulky=bulky))

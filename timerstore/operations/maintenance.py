@@ -1,8 +1,8 @@
-"""Maintenance of a store: flush, reclaim, compact. One thread calls these, one after the other."""
+"""Maintenance of a store: flush, reclaim, compaction. One thread calls them, one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +22,11 @@ from timerstore.operations import compaction
 from timerstore.operations.by_origin import covered_in
 from timerstore.operations.compaction import Compaction
 from timerstore.operations.state import StoreState
-from timerstore.rows.position import ORIGIN, Int64s
-from timerstore.rows.sources import SourceName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flushed:
-    """What a flush did: rows and file bytes of the new segment (0: nothing pending had to be written)."""
+    """The result of a flush: rows and file bytes of the new segment (0: no rows to write)."""
 
     rows: int
     bytes: int
@@ -42,71 +40,66 @@ class Maintenance:
         self._repacked_ms = 0
         self._compaction: Compaction | None = None
         self._covered: dict[str, tuple[int, int]] = {}
-        """By name of a segment: how many timers had been cancelled when it was counted, and how many of it were."""
+        """By name of a segment: the store's count of cancelled timers at the time, and the cancelled ones in it."""
 
     def flush_due(self, now_ms: int) -> bool:
-        """Whether a flush is worth while: the memtable is full, the interval is over, or a restart would read much
-        again, and O_c can move; or there are too many tombstones in memory."""
+        """Whether a flush is due: O_c can move, and the memtable is full, the interval is over, or a restart would read
+        many records again; or memory has too many tombstones."""
         state = self._state
         with state.lock:
-            if state.cancels.tombstones.memory_rows >= state.limits.tombstone_rows or self._lets_go(now_ms):
+            if state.budgets.tombstones.is_used(state, 0.5):
                 return True
-            covered, limits = state.resident.covered(), state.limits
-            known = state.checkpoint.offsets
-            names = {source: state.sources.name(source) for source in state.resident.committed}
-            if all(known.get(name) == covered[source] for source, name in names.items()):
+            covered, on_disk, limits = state.resident.covered(), state.checkpoint.offset, state.limits
+            if on_disk == covered:
                 return False
             if self._flushed_ms is None:
                 self._flushed_ms = now_ms
             since_ms = now_ms - self._flushed_ms
-            # What a start has read again is written as soon as all of it is read: the next start may come any time.
+            # The first flush comes as soon as a start has read all records again: the next start may come any time.
             is_rested = since_ms >= limits.flush_pause_ms or not self._has_flushed
-            records = sum(int(covered[source]) - known.get(name, 0) for source, name in names.items())
+            records = covered - (on_disk or 0)
             return (
                 not 0 <= since_ms < limits.flush_interval_ms
                 or (records >= limits.flush_records and is_rested and state.is_caught_up())
-                or state.resident.memtable_bytes >= limits.flush_bytes
+                or state.is_memtable_full()
             )
 
     def flush(self, now_ms: int) -> Flushed:
-        """Make every row below a committed O durable, and every tombstone, and move O_c there.
+        """Make every row below the committed O, and every tombstone, durable, and move O_c there.
 
-        Raises DiskFull (nothing has changed; try again later), DiskFailure, or Inconsistent after a change that failed.
+        Raises DiskFull (without a change; try again later), DiskFailure, or Inconsistent after a failed change.
         """
         state, resident, live = self._state, self._state.resident, self._state.cancels.tombstones
-        # 1. Fix O_c at the committed O (where ingest has come so far); choose the rows below it that no segment holds.
+        # 1. Fix O_c at the committed O, or at ingest's end before it; choose the rows below that no segment holds.
         with state.changing():
-            covered, is_full = resident.covered(), resident.memtable_bytes >= state.limits.flush_bytes
-            runs = [*resident.ready, *resident.memtable, *resident.withheld, state.rows_on_loan()]
+            covered, is_full = resident.covered(), state.is_memtable_full()
+            runs = [*resident.ready, *resident.memtable, state.rows_on_loan()]
             payloads = resident.chunks.all()
-            # The rows of a partition and its O_c leave together: without this, the rows count no more (recovery.py).
-            kept = {} if self._lets_go(now_ms) else state.checkpoint.offsets
-            offsets = {**kept, **{state.sources.name(s): int(covered[s]) for s in resident.committed}}
             number = state.next_segment
-            merge = self._tombstone_merge(now_ms, offsets)
+            merge = self._tombstone_merge(now_ms)
         rows = self._unstored(runs, covered)
         payloads = {chunk: payloads[chunk] for chunk in np.unique(rows.chunk).tolist()}
         # 2. Write them as one segment, and the indexes beside it: temporary file, fsync, rename, fsync of the folder.
-        #    A crash until here leaves files that no checkpoint names; opening removes them.
-        written = segment.write(state.directory, number, state.identity, state.sources, rows.sorted(), payloads)
+        #    A crash up to here leaves files that no checkpoint names; the next start removes them.
+        written = segment.write(state.directory, number, state.identity, rows.sorted(), payloads)
         merged, absorbed = None, () if merge is None else merge.absorbed
         try:
-            # 3. Write the tombstones that are in memory only, merged with files that are not much larger. As 2.
+            # 3. Write the tombstones of memory, merged with files that are not much larger. A crash costs as in 2.
             if merge is not None:
                 path = state.directory / files.tombstones_name(state.next_tombstones - 1)
-                merged = tombstones.write(path, state.sources, merge)
-            # 4. Replace the checkpoint: it names all that and moves O_c in one step.
-            #    A crash before it reads rows and cancels from Kafka again, after it from the files.
+                merged = tombstones.write(path, merge)
+            # 4. Replace the checkpoint: it names the new files and moves O_c in one step.
+            #    After a crash before it, rows and cancels are read from Kafka again; after it, from the files.
             named = tuple(s.named for s in state.timerlog) + ((written.named,) if written else ())
             left = tuple(t for t in live.files if t not in absorbed)
-            self._write_checkpoint(offsets, named, (*left, merged) if merged else left, now_ms)
+            self._write_checkpoint(covered, named, (*left, merged) if merged else left, now_ms)
         except DiskFull:
             if written is not None:
                 segment.remove(written.path)
             if merged is not None:
                 files.remove(merged.file.path)
             raise
-        # 5. Only now may memory let go of what the files hold.
+        # 5. Only now may memory drop the content of the files.
         with state.changing():
             state.next_segment = number + 1
             if written is not None:
@@ -116,12 +109,12 @@ class Maintenance:
             if merge is not None:
                 live.stored(absorbed, merged)
             self._flushed_ms, self._has_flushed = now_ms, True
-            # It looks at every row under the lock: not again as soon as many records have been read.
+            # Repacking passes over every row under the lock, so flushes after many records are too frequent for it.
             if is_full or not 0 <= now_ms - self._repacked_ms < state.limits.flush_interval_ms:
                 self._repacked_ms = now_ms
                 resident.repack(state.limits.repacked_bytes)
             state.changed.notify_all()
-        # 6. A crash before it leaves files that no checkpoint names.
+        # 6. Remove the merged files. A crash before it leaves files that no checkpoint names.
         for gone in absorbed:
             files.remove(gone.file.path)
         if state.aside and state.is_caught_up():
@@ -132,14 +125,14 @@ class Maintenance:
         return Flushed(rows=len(rows), bytes=written.named.bytes if written else 0)
 
     def reclaim(self, now_ms: int) -> int:
-        """Remove segments of which every row is finished; returns how many.
+        """Remove segments with finished rows only. Returns their number. Raises DiskFull, DiskFailure, Inconsistent.
 
-        The checkpoint goes first: a file that it names must be there, one that it does not name is removed by the next
-        opening at the latest.
+        The checkpoint goes first, because the files that it names must exist. The next start removes the others at the
+        latest.
         """
         state = self._state
         with state.lock:
-            finished = state.timerlog.finished(state.resident.committed, state.elsewhere())
+            finished = state.timerlog.finished(state.resident.committed)
             if self._compaction is not None:
                 finished = [s for s in finished if s not in self._compaction.segments]
         if finished:
@@ -147,14 +140,14 @@ class Maintenance:
         return len(finished)
 
     def compaction_window(self, now_ms: int) -> Window | None:
-        """What to read for the compaction that is under way, or that is worth while now; None when there is nothing to
-        do, after the last window has been written down.
+        """The next window to read, of the current compaction or of one that is due now, or None. After the last window
+        it ends the compaction:
 
-        1. The new segment is made durable. A crash until here leaves a file that no checkpoint names.
-        2. The checkpoint names it instead of the old ones, in one step. A crash after it leaves those.
-        3. The old ones are removed.
+        1. The new segment is made durable. A crash up to here leaves a file that no checkpoint names.
+        2. The checkpoint names it in place of the old segments, in one step. A crash after it leaves their files.
+        3. The old segments are removed.
 
-        Raises DiskFull (nothing has changed; try again later) or DiskFailure.
+        Raises DiskFull (without a change; try again later), DiskFailure, Inconsistent.
         """
         state = self._state
         if self._compaction is None:
@@ -178,7 +171,7 @@ class Maintenance:
         return None
 
     def compact(self, window: Window, entries: pa.Table) -> None:
-        """Take in what was read for a window of the compaction. Raises as `compaction_window`."""
+        """Take in the rows read for a window of the compaction. Raises as `compaction_window`; Misuse without one."""
         if self._compaction is None:
             raise Misuse("no compaction is under way", code="DB-7003")
         try:
@@ -188,72 +181,55 @@ class Maintenance:
             raise
 
     def abandon_compaction(self) -> None:
-        """Give up the compaction that is under way, if any."""
+        """Give up the current compaction, if any."""
         if self._compaction is not None:
             self._compaction.abandon()
             self._compaction = None
 
     def drop_aside(self) -> int:
-        """Remove what a rebuild has put aside; returns how many files. All of it is in Kafka too, or was when the
-        rebuild began."""
+        """Remove the files that a rebuild has set aside. Returns their number. Their records are in Kafka, too, or were
+        when the rebuild began."""
         aside, self._state.aside = self._state.aside, ()
         for path in aside:
             files.remove(path)
         return len(aside)
 
-    def _lets_go(self, now_ms: int) -> bool:
-        """Whether partitions have been with another instance for so long that their rows and their O_c leave."""
-        state = self._state
-        return now_ms - state.assigned_ms >= state.limits.elsewhere_ms and bool(state.elsewhere().any())
+    def _unstored(self, runs: Sequence[RowRefs], covered: int) -> RowRefs:
+        """The rows of `runs` below `covered` that no segment holds. It needs no lock: only a flush changes
+        `Resident.stored`.
 
-    def _unstored(self, runs: Sequence[RowRefs], covered: Int64s) -> RowRefs:
-        """The rows of `runs` below `covered` (offsets by source) that no segment holds. Needs no lock: only a flush
-        changes what is stored.
-
-        Finished rows are not in memory, and the offsets of overtaken rows are not below the committed O.
+        Memory has no finished rows, and the offsets of overtaken rows are not below the committed O.
         """
         resident = self._state.resident
-        return concat([run[~resident.is_stored(run) & (run.offset < covered[run.source])] for run in runs])
+        return concat([run[~resident.is_stored(run) & (run.offset < covered)] for run in runs])
 
-    def _tombstone_merge(self, now_ms: int, offsets: Mapping[SourceName, int]) -> TombstoneMerge | None:
-        """What there is to write of tombstones; `offsets` is O_c as it will be."""
+    def _tombstone_merge(self, now_ms: int) -> TombstoneMerge | None:
+        """The next merge of tombstones, if any; the caller holds the lock."""
         state = self._state
-        # A partition that another instance has: what is pending of it in our segments is not looked at here.
-        present = np.zeros(len(state.sources), dtype=np.bool_)
-        for each in state.timerlog:
-            present[list(each.largest)] = True
-        elsewhere = state.elsewhere(offsets) | (present & ~state.resident.owned)
         expired_before_ms = state.cancels.expired_before_ms(state.resident, state.rows_on_loan(), now_ms)
-        merge = state.cancels.tombstones.merge(expired_before_ms, elsewhere)
+        merge = state.cancels.tombstones.merge(expired_before_ms)
         if merge is not None:
             state.next_tombstones += 1
         return merge
 
     def _dead_rows(self, each: Segment) -> int:
-        """About how many rows of a segment are finished, cancelled, or of partitions that have left."""
+        """The estimated number of finished or cancelled rows in a segment."""
         state = self._state
-        with state.lock:
-            committed = state.resident.committed
-            away = [source for source in each.largest if source not in committed]
-            if state.elsewhere()[away].any():
-                return 0
-            gone = sum(each.rows_of[source] for source in away)
-            position = min((committed[s].position for s in each.largest if s in committed), default=ORIGIN)
-            passed = compaction.passed_rows(each, position) * (each.rows - gone) // each.rows + gone
+        passed = compaction.passed_rows(each, state.resident.position)
         if not len(state.cancels.tombstones):
             return passed
-        # Counting takes a while: again only when an eighth of the segment may have been cancelled since.
-        cancelled, known = state.cancels.cancelled, self._covered.get(each.named.name)
-        if known is None or cancelled - known[0] > each.rows // 8:
+        # A count takes long, so the next one comes after further cancels of an eighth of the segment's rows.
+        cancelled, counted = state.cancels.cancelled, self._covered.get(each.named.name)
+        if counted is None or cancelled - counted[0] > each.rows // 8:
             covered = covered_in(state, each)
-            known = self._covered[each.named.name] = (cancelled, int(covered.counts.sum()))
-        return min(each.rows, passed + known[1])
+            counted = self._covered[each.named.name] = (cancelled, int(covered.counts.sum()))
+        return min(each.rows, passed + counted[1])
 
     def _replace(self, old: Sequence[Segment], new: Segment | None, now_ms: int) -> None:
-        """Let a segment, or none, take the place of others: first in the checkpoint, then in memory, then on disk."""
+        """Replace segments by a new one, or by none: first in the checkpoint, then in memory, then on disk."""
         state = self._state
         named = tuple(s.named for s in state.timerlog if s not in old) + ((new.named,) if new else ())
-        self._write_checkpoint(state.checkpoint.offsets, named, state.cancels.tombstones.files, now_ms, frees=True)
+        self._write_checkpoint(state.checkpoint.offset, named, state.cancels.tombstones.files, now_ms, frees=True)
         with state.changing():
             state.timerlog.remove(old)
             if new is not None:
@@ -266,7 +242,7 @@ class Maintenance:
 
     def _write_checkpoint(
         self,
-        offsets: Mapping[SourceName, int],
+        offset: int | None,
         segments: tuple[NamedFile, ...],
         cancels: Sequence[TombstoneFile],
         now_ms: int,
@@ -276,20 +252,13 @@ class Maintenance:
         state = self._state
         with state.lock:
             state.must_be_consistent()
-            sources, states = state.sources, state.resident.committed
-            progress = {sources.name(s): (each.offset, sources.named(each.position)) for s, each in states.items()}
-            frozen = {sources.name(s): sources.named_steps(each.frozen) for s, each in states.items() if each.frozen}
-            cuts = {**state.checkpoint.cuts, **state.cuts}
-            # As O_c, this leaves together with the rows of a source that another instance has.
-            lets_go, known = self._lets_go(now_ms), state.checkpoint.kept.items()
-            kept = {n: bound for n, bound in known if n not in offsets and (n in progress or not lets_go)}
+            progress, cut = state.resident.committed, state.cut
         written = Checkpoint(
             identity=state.identity,
-            offsets=offsets,
+            offset=offset,
             progress=progress,
-            frozen=frozen,
-            cuts=cuts,
-            kept=kept,
+            cut=cut,
+            kept=state.checkpoint.kept if offset is None else None,
             segments=segments,
             tombstones=tuple(file.named for file in cancels),
         )

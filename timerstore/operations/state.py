@@ -1,25 +1,26 @@
-"""StoreState: what the operations of a store share, and the one lock that guards it.
+"""StoreState: the shared state of a store's operations, and the one lock that guards it.
 
     store -> transaction, timer_wheel, ingest, maintenance, compaction, stats -> StoreState -> log, cancels, memory
 
-No IO happens under the lock. An operation takes what it needs under it, works on immutable values (row references,
-batches, segments, tombstones), and comes back for the result. The state reads no clock: time is an argument.
+No IO happens under the lock. An operation takes immutable values under it (row references, batches, segments,
+tombstones), works on them without it, and takes it again for the result. The state reads no clock: time is an argument.
 
-A change is made in `changing`, as a whole. After an exception in the middle of one, rows may be nowhere in memory, and
-a commit or a flush would finish them unseen. So neither is possible any more: the process ends and starts again from
-its files, as after a crash, which loses nothing.
+`changing` makes a change as a whole. After an exception in the middle, memory may have lost rows, and a commit or a
+flush would finish these without output. So both are refused: the process ends and starts again from its files, as after
+a crash, without loss.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
+from timerstore.budget import Budgets
 from timerstore.cancels.cancels import Cancels
 from timerstore.cancels.commands import Commands
 from timerstore.disk.checkpoint import Checkpoint, Identity
@@ -30,15 +31,17 @@ from timerstore.memory.pending import Pending, Tally
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.rows.position import AT_MIN, Bools, Int64s, Position, Positions, Progress
-from timerstore.rows.sources import SourceName, Sources
+
+FLUSH_PART: Final = 2 / 3
+"""The used part of a memtable's allowance at which a flush is due."""
 
 
 @dataclass(slots=True)
-class Loan:
-    """The rows that the open transaction has taken: until it ends they are nowhere else. `position` is P as its commit
-    will leave it, `acted` are rows that its commands act on, `cancelled` counts timers, on loan or acted on, whose
-    cancel was read meanwhile. `copies_read` are the originals, packed, of copies that were read meanwhile and may be
-    the transaction's own: it was committed, and does not know it yet."""
+class RowsOnLoan:
+    """The rows that the open transaction has taken; until its end the store has them only here. `position` is P after
+    its commit. `acted` are the offsets of rows on which its commands act. `cancelled` counts timers, on loan or acted
+    on, whose cancel was read meanwhile. `copies_read` are the origins of copies that were read meanwhile. They may be
+    the transaction's own, if it is committed and waits for the answer."""
 
     position: Position
     taken: list[RowRefs] = field(default_factory=list)
@@ -47,55 +50,84 @@ class Loan:
     copies_read: list[Int64s] = field(default_factory=list)
 
     def rows(self) -> RowRefs:
-        """References of everything taken so far, cancelled rows too."""
+        """References of all rows taken, with cancelled ones."""
         self.taken = [concat(self.taken)]
         return self.taken[0]
 
 
+class Change:
+    """Holds the lock for a change; entered thousands of times a second. When it fails half-way, no other follows.
+    `must_be` raises where no change may begin."""
+
+    def __init__(self, state: StoreState, must_be: Callable[[], None]) -> None:
+        self._state = state
+        self._must_be = must_be
+
+    def __enter__(self) -> None:
+        self._state.lock.acquire()
+        try:
+            self._must_be()
+        except BaseException:
+            self._state.lock.release()
+            raise
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self._state.failed_change = error
+        self._state.lock.release()
+
+
 class StoreState:
-    """See the module. `committed` has the committed state of every owned source."""
+    """See the module. `on_news` is called under the lock when a nearer row has come, or O should be committed."""
 
     def __init__(
         self,
         directory: Path,
         identity: Identity,
-        sources: Sources,
-        committed: Mapping[int, Progress],
+        committed: Progress,
         limits: Limits,
         now_ms: int,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.lock = threading.RLock()
+        self._change = Change(self, self.must_be_consistent)
+        self._change_between_transactions = Change(self, self._must_be_between_transactions)
         self.changed = threading.Condition(self.lock)
-        """Notified when there may be room, when a nearer row has come, and at the end."""
-        self.has_news = False
+        """Notified when room may be free, and at the end."""
+        self._on_news = on_news
         self.is_intake_closed = False
         self.is_closed = False
         self.failed_change: BaseException | None = None
-        """What ended a change half-way."""
+        """The error that ended a change half-way."""
         self.directory = directory
         self.identity = identity
-        self.sources = sources
         self.limits = limits
-        self.assigned_ms = now_ms
-        """Since when the owned sources are these."""
-        self.assignments = 0
-        """How often they have changed."""
-        self.resident = Resident(len(sources), committed)
         self.pending = Pending(now_ms - DAY_MS)
-        self.cancels = Cancels(sources, limits.window_ms)
-        self.commands = Commands(sources)
+        self.resident = Resident(committed)
+        self.cancels = Cancels(limits.window_ms)
+        self.commands = Commands()
+        self.share(Budgets(limits))
         self.timerlog = TimerLog()
-        self.loan: Loan | None = None
-        self.checkpoint = Checkpoint(identity=identity, offsets={})
+        self.loan: RowsOnLoan | None = None
+        self.checkpoint = Checkpoint(identity=identity)
         self.checkpoint_ms: int | None = None
-        self.cuts: Mapping[SourceName, int] = {}
-        """The numbers of the last cuts of the sources' logs."""
+        self.cut = 0
+        """The number of the log's last cut."""
         self.next_segment = 1
         self.next_tombstones = 1
         self.aside: tuple[Path, ...] = ()
         """Files that a rebuild has replaced or given up, kept until ingest has caught up."""
         self.reports: tuple[str, ...] = ()
-        """What was found wrong in the directory, and mended: sentences for the operator."""
+        """Damage of the directory that the start has mended, as sentences for the operator."""
+
+    def share(self, budgets: Budgets) -> None:
+        """Share the budgets with other stores."""
+        resident, cancels, commands = self.resident, self.cancels, self.commands
+        budgets.ready.join(self, lambda: resident.ready.bytes)
+        budgets.memtable.join(self, lambda: resident.memtable.bytes)
+        budgets.waiting.join(self, lambda: resident.overtaken.bytes + commands.bytes)
+        budgets.tombstones.join(self, lambda: cancels.tombstones.memory_rows)
+        self.budgets: Budgets = budgets
 
     def finished(self, rows: Positions) -> Bools:
         """`Resident.finished`, for a caller without the lock."""
@@ -107,85 +139,76 @@ class StoreState:
         return EMPTY if self.loan is None else self.loan.rows()
 
     def timers_in_hand(self) -> Int64s:
-        """The timers, packed, that the open transaction has taken or acts on: it counts them out; the caller holds the
+        """The offsets of timers that the open transaction has taken or acts on, and so counts out; the caller holds the
         lock."""
         if self.loan is None:
-            return EMPTY.seq
+            return EMPTY.offset
         rows, acted = self.loan.rows(), self.loan.acted
-        return np.concatenate([rows.seq[rows.at > AT_MIN], np.fromiter(acted, np.int64, len(acted))])
+        return np.concatenate([rows.offset[rows.at > AT_MIN], np.fromiter(acted, np.int64, len(acted))])
 
-    def is_unread(self, source: int) -> bool:
-        """Whether copies that an earlier process wrote may still be unread; the caller holds the lock."""
+    def is_unread(self) -> bool:
+        """Whether copies of an earlier process may be unread; the caller holds the lock."""
         inherited = self.cancels.inherited
-        return inherited is None or bool(self.resident.ends[source] < inherited.get(source, 0))
+        return inherited is None or self.resident.end < inherited
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Hold the lock for a change. When it fails half-way, no other follows. Raises Inconsistent where one has."""
-        with self.lock:
-            self.must_be_consistent()
-            try:
-                yield
-            except BaseException as error:
-                self.failed_change = error
-                raise
+    def changing(self) -> Change:
+        """A context that holds the lock for a change. After a failed change it raises Inconsistent."""
+        return self._change
 
-    @contextmanager
-    def changing_between_transactions(self) -> Iterator[None]:
+    def changing_between_transactions(self) -> Change:
         """As `changing`. Raises Misuse while a transaction is open."""
-        with self.lock:
-            self.must_be_consistent()
-            if self.loan is not None:
-                raise Misuse("a transaction is open", code="DB-7003")
-            with self.changing():
-                yield
+        return self._change_between_transactions
+
+    def _must_be_between_transactions(self) -> None:
+        self.must_be_consistent()
+        if self.loan is not None:
+            raise Misuse("a transaction is open", code="DB-7003")
 
     def must_be_consistent(self) -> None:
-        """Raises Inconsistent where a change has failed; the caller holds the lock."""
+        """Raises Inconsistent after a failed change; the caller holds the lock."""
         if self.failed_change is not None:
             raise Inconsistent(
                 f"a change of the timer store failed half-way: {self.failed_change!r}",
-                hint="Start the bridge again: it continues where it was, and nothing is lost.",
+                hint="Start the bridge again: it goes on from its last commit, without loss.",
                 code="DB-7005",
             ) from self.failed_change
 
     def is_caught_up(self) -> bool:
-        """Whether every owned source is ingested up to its committed O (invariant I6), but for those that join: of
-        these nothing is dispatched."""
-        with self.lock:
-            resident = self.resident
-            return bool((resident.ends >= resident.offset)[resident.owned & ~resident.joining].all())
+        """Whether the log is ingested up to the committed O (invariant I6)."""
+        return self.resident.end >= self.resident.committed.offset
 
-    def offsets_behind(self) -> bool:
-        """Whether ingest is ahead of the committed O, so that a transaction would move it without rows (overtaken rows
-        in front stop it)."""
+    def offset_behind(self) -> bool:
+        """Whether a transaction without rows would move O: ingest is ahead of it, and no overtaken row is in the
+        way."""
         with self.lock:
-            resident = self.resident
-            is_ahead = resident.offsets_reachable() > resident.offset
-            return bool(is_ahead[resident.owned & ~resident.joining].any())
+            return self.resident.reachable() > self.resident.committed.offset
 
     def needs_offset_commit(self) -> bool:
-        """Whether O should be committed at once: the memtable has to be flushed, and only rows below O can be."""
+        """Whether O should be committed at once: the memtable needs a flush, which takes only rows below O."""
         with self.lock:
-            return self.resident.memtable_bytes >= self.limits.flush_bytes // 2 and self.offsets_behind()
+            return self.budgets.memtable.is_used(self, FLUSH_PART / 2) and self.offset_behind()
 
-    def elsewhere(self, offsets: Mapping[SourceName, int] | None = None) -> Bools:
-        """By source: whether another instance owns it, and the index (`offsets` of its checkpoint) covers it, or has
-        what Kafka may have lost of it, so that it can go on from here when it comes back."""
-        covered = {*self.checkpoint.kept, *(self.checkpoint.offsets if offsets is None else offsets)}
-        return np.array([name in covered for name in self.sources], dtype=np.bool_) & ~self.resident.owned
+    def is_memtable_full(self) -> bool:
+        """Whether a flush is due; half as much again may come in during the flush."""
+        return self.budgets.memtable.is_used(self, FLUSH_PART)
+
+    @property
+    def loaded_bytes_max(self) -> int:
+        """The size up to which windows fill the ready rows, and down to which the frontier retreats when ingest has
+        overfilled them."""
+        return self.budgets.ready.allowed(self) // 4 * 3
 
     def floor(self) -> Position:
-        """The frontier never moves below what is delivered or being delivered."""
+        """The lowest position of the frontier: P, or P after the open transaction."""
         return self.resident.position if self.loan is None else max(self.resident.position, self.loan.position)
 
     def bound_ready_rows(self) -> None:
-        """Move the frontier back where ingest has brought more ready rows than may be (invariant I8)."""
-        if self.resident.ready.bytes > self.limits.ready_rows_bytes:
-            self.resident.retreat_frontier(self.limits.loaded_bytes_max, self.floor())
+        """Move the frontier back if ingest has brought more ready rows than the budget allows (invariant I8)."""
+        if not self.budgets.ready.has_room(self):
+            self.resident.retreat_frontier(self.loaded_bytes_max, self.floor())
 
     def wake(self) -> None:
-        """End the dispatcher's wait now, and that of an `append` without room."""
+        """End the dispatcher's wait, and that of an `append` without room."""
         with self.lock:
-            self.has_news = True
+            self._on_news()
             self.changed.notify_all()

@@ -1,8 +1,9 @@
-"""What the store says of itself, for metrics, progress and alarms."""
+"""Figures of a store, for metrics, progress and alarms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,19 +12,17 @@ import numpy as np
 from timerstore.memory.pending import SLOT_MS
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.state import StoreState
-from timerstore.rows.position import AT_MAX, Bools, Int64s, Positions
-from timerstore.rows.sources import SourceName
+from timerstore.rows.position import AT_MAX
 
 FIRST_ROWS: Final = 16
-"""Looked at in a run for the oldest; four times as many then, and so on. Only a flood of messages that are dated back
-needs more."""
+"""Rows of a run in the first look for the oldest one; each further look has four times as many. Only a flood of
+messages that are dated back needs more than one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """A consistent look at the store. `pending_by_target` has "" for a delay topic's default target;
-    `recurring` is how many of the pending come again, one for each schedule; `cancelled` counts from the opening of the
-    store."""
+    """Consistent figures of one moment. `pending_by_target` has "" for the log's default target. `recurring` is the
+    number of pending recurring messages, one for each schedule. `cancelled` counts since the store was opened."""
 
     pending: int
     pending_by_target: dict[str, int]
@@ -38,15 +37,39 @@ class Stats:
     tombstones: int
     cancelled: int
     checkpoint_ms: int | None
-    ingested: dict[SourceName, int]
-    committed: dict[SourceName, int]
+    is_behind: bool
+    """Whether a new checkpoint would cover more."""
+
+    @classmethod
+    def sum(cls, parts: Sequence[Stats], edges: int) -> Stats:
+        """The sums of several stores, with the oldest checkpoint of those that are behind, or else the latest of all.
+        `edges` is the length of `pending_until`."""
+        by_target: Counter[str] = Counter()
+        for part in parts:
+            by_target.update(part.pending_by_target)
+        until = tuple(sum(each) for each in zip(*(part.pending_until for part in parts), strict=True))
+        sums = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
+        written_ms = [part.checkpoint_ms for part in parts if part.checkpoint_ms is not None]
+        behind_ms = [part.checkpoint_ms for part in parts if part.checkpoint_ms is not None and part.is_behind]
+        return cls(
+            pending_by_target=dict(by_target),
+            pending_until=until if parts else (0,) * edges,
+            checkpoint_ms=min(behind_ms) if behind_ms else max(written_ms, default=None),
+            is_behind=bool(behind_ms),
+            **sums,
+        )
+
+
+_SUMMED: Final = (
+    *("pending", "recurring", "ready_rows", "ready_rows_bytes", "memtable_bytes", "physical_bytes"),
+    *("segments", "segment_bytes", "tombstones", "cancelled"),
+)
 
 
 def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
-    """Everything as it is now; `pending_until` answers for each of `edges_ms` (epoch ms)."""
+    """The figures of now; `pending_until` has one count for each of `edges_ms` (epoch ms)."""
     with state.lock:
         resident, pending = state.resident, state.pending
-        owned = [(state.sources.name(source), source) for source in resident.committed]
         return Stats(
             pending=len(pending),
             pending_by_target=pending.by_target(),
@@ -54,29 +77,28 @@ def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
             pending_until=pending.histogram.until(*edges_ms),
             ready_rows=len(resident.ready),
             ready_rows_bytes=resident.ready.bytes,
-            memtable_bytes=resident.memtable_bytes,
+            memtable_bytes=resident.memtable.bytes,
             physical_bytes=resident.chunks.physical_bytes,
             segments=len(state.timerlog),
             segment_bytes=state.timerlog.bytes,
             tombstones=len(state.cancels.tombstones),
             cancelled=state.cancels.cancelled,
             checkpoint_ms=state.checkpoint_ms,
-            ingested={name: int(resident.ends[source]) for name, source in owned},
-            committed={name: resident.committed[source].offset for name, source in owned},
+            is_behind=resident.covered() != (state.checkpoint.offset or 0),
         )
 
 
 def waits_since_ms(state: StoreState) -> int | None:
-    """Since when the oldest of what is pending waits: since it was due, or since it was written where that is later (a
-    producer may date a message back by years; it is delivered at once, and late by nothing). In the future where
-    nothing is due, None where nothing is pending.
+    """The time since which the oldest pending message waits (epoch ms): its due time, or its write time if that is
+    later. (A producer may date a message back by years; it is delivered at once, without lateness.) A time in the
+    future if no message is due; None if no message is pending.
 
-    Rows in memory are looked at. Rows on disk alone, beyond the frontier or of sources that are held, are overdue too
-    when no window is loaded: they are seen in slots of ten seconds, so that the answer may be later by as much.
+    For rows in memory it is exact. Rows beyond the frontier, on disk only, may be overdue before their window is
+    loaded; they count by slots of ten seconds, so that the result may be ten seconds late.
     """
     with state.lock:
         resident, first_ms = state.resident, AT_MAX
-        for run in (*resident.ready, *resident.memtable, *resident.withheld):
+        for run in (*resident.ready, *resident.memtable):
             start, count = 0, FIRST_ROWS
             while start < len(run) and run.at[start] < first_ms:
                 first_ms = min(first_ms, _waits_since_ms(state, run[start : start + count]))
@@ -95,84 +117,55 @@ def _waits_since_ms(state: StoreState, rows: RowRefs) -> int:
 
 
 def _stored_since_ms(state: StoreState) -> int:
-    """From when on something pending was counted beyond what is loaded, and a segment has something there."""
-    resident = state.resident
-    held = [resident.committed[source].position for source in resident.held_sources()]
-    after_ms = min((resident.frontier, *held)).at_ms
+    """The time (ms) from which rows beyond the frontier wait: the later one of the first counted pending timer there,
+    and of the end of the first slot in a segment; AT_MAX if one is missing."""
+    after_ms = state.resident.frontier.at_ms
     counted_ms = state.pending.histogram.first_ms(after_ms)
     stored = [each.timers.slots[each.timers.slots >= after_ms // SLOT_MS] for each in state.timerlog]
     slots = [int(found[0]) for found in stored if len(found)]
     return AT_MAX if counted_ms is None or not slots else max(counted_ms, (min(slots) + 1) * SLOT_MS - 1)
 
 
-def trimmed(state: StoreState, log_starts: Mapping[SourceName, int]) -> list[SourceName]:
-    """The owned sources with unfinished rows whose records are gone from Kafka, and are in this store alone;
-    `log_starts` are the first offsets that Kafka still has.
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """Whether this store alone has unfinished rows, because their records are gone from the log; whether some of them
+    are in memory only; and whether a flush would store any of those."""
 
-    Rows in memory are looked at one by one; of a segment only the footer is, which names one unfinished row of each
-    source, the last. That says too little rather than too much: no alarm is false, but one may come a segment's length
-    late.
+    is_any: bool = False
+    is_unstored: bool = False
+    can_flush: bool = False
+
+
+def trimmed(state: StoreState, log_start: int) -> Trimmed:
+    """Unfinished rows that only this store has; `log_start` is the log's first offset.
+
+    Rows in memory are examined one by one. Of a segment only the last row is, from the footer. So no alarm is false,
+    but one may be late by a segment's length.
     """
     with state.lock:
-        resident, sources, starts = state.resident, state.sources, _by_source(state, log_starts)
-        last = [position for segment in state.timerlog for position in segment.largest.values()]
-        at = np.array([position.at_ms for position in last], dtype=np.int64)
-        stored = Positions(at, np.array([position.seq for position in last], dtype=np.int64))
-        gone = np.zeros(len(sources), dtype=np.bool_)
-        gone[stored.source[~resident.finished(stored) & (stored.offset < starts[stored.source])]] = True
+        resident = state.resident
+        lasts = (segment.last for segment in state.timerlog if segment.last.offset < log_start)
+        is_any = not all(resident.committed.finishes(last.offset + 1, last) for last in lasts)
+        is_unstored = can_flush = False
         for rows in _in_memory(state):
-            gone[rows.source[rows.offset < starts[rows.source]]] = True
-        return [sources.name(source) for source in np.flatnonzero(gone).tolist()]
+            gone = rows[rows.offset < log_start]
+            is_any |= len(gone) > 0
+            unstored = gone[~resident.is_stored(gone)]
+            is_unstored |= len(unstored) > 0
+            can_flush |= bool((unstored.offset < resident.covered()).any())
+        return Trimmed(is_any, is_unstored, can_flush)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unstored:
-    """Sources whose unfinished rows are in memory alone, though their records are gone from Kafka; `can_flush`: a flush
-    would store some of them."""
-
-    sources: list[SourceName]
-    can_flush: bool
-
-
-def trimmed_in_memory(state: StoreState, log_starts: Mapping[SourceName, int]) -> Unstored:
-    """What of `trimmed` would be lost with this process. Rows at or above the committed O have to wait for that."""
+def may_hold_below(state: StoreState, bound: int) -> bool:
+    """Whether rows below this offset may be unfinished. It may be wrongly true, never wrongly false."""
     with state.lock:
-        resident, sources = state.resident, state.sources
-        starts, covered = _by_source(state, log_starts), resident.covered()
-        only: Bools = np.zeros(len(sources), dtype=np.bool_)
-        can_flush = False
-        for rows in _in_memory(state):
-            rows = rows[(rows.offset < starts[rows.source]) & ~resident.is_stored(rows)]
-            only[rows.source] = True
-            can_flush = can_flush or bool((rows.offset < covered[rows.source]).any())
-        return Unstored(sources=[sources.name(each) for each in np.flatnonzero(only).tolist()], can_flush=can_flush)
-
-
-def may_hold_below(state: StoreState, bounds: Mapping[SourceName, int]) -> set[SourceName]:
-    """The sources of which something below these offsets may be unfinished: too many rather than too few."""
-    with state.lock:
-        resident, sources = state.resident, state.sources
-        limits = _by_source(state, bounds)
-        found: Bools = np.zeros(len(sources), dtype=np.bool_)
-        for segment in state.timerlog:
-            for source, last in segment.largest.items():
-                owned = resident.committed.get(source)
-                if owned is not None and segment.begins[source] < limits[source] and last > owned.position:
-                    found[source] = True
-        for rows in (*_in_memory(state), state.rows_on_loan()):
-            found[rows.source[rows.offset < limits[rows.source]]] = True
-        return {sources.name(each) for each in np.flatnonzero(found).tolist()}
-
-
-def _by_source(state: StoreState, offsets: Mapping[SourceName, int]) -> Int64s:
-    """Of the owned sources; 0 where nothing is said."""
-    found: Int64s = np.zeros(len(state.sources), dtype=np.int64)
-    for source in state.resident.committed:
-        found[source] = offsets.get(state.sources.name(source), 0)
-    return found
+        position = state.resident.position
+        if any(segment.begin < bound and segment.last > position for segment in state.timerlog):
+            return True
+        return any(bool((rows.offset < bound).any()) for rows in (*_in_memory(state), state.rows_on_loan()))
 
 
 def _in_memory(state: StoreState) -> Iterator[RowRefs]:
     resident = state.resident
-    for holder in (resident.ready, resident.memtable, resident.withheld, resident.overtaken):
+    for holder in (resident.ready, resident.memtable, resident.overtaken):
         yield holder.all()

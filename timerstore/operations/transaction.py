@@ -1,29 +1,26 @@
-"""Transactions: rows handed out for delivery, together with the committed state that says they are finished.
+"""Transactions: rows handed out for delivery, with the committed state that finishes them.
 
-A transaction outputs exactly the difference between two finished sets (invariant I1), in as many pieces as the
-dispatcher likes to take:
+A transaction outputs exactly the difference between two finished sets (invariant I1), in any number of takes:
 
-    overtaken rows  move O of their source: O' is the first that is not taken, or the end of what is ingested
+    overtaken rows  move O: O' is the offset of the first one that is not taken, or the end of the ingested records
     on-time rows    move P: P' is the position of the last row popped from the ready rows
-    a popped row that O' does not cover is not output: it is overtaken from here on
-    a row that a tombstone covers is passed like any other, without being output (invariant I7); so is one that a
-    command of this transaction acts on (cancels/commands.py)
-    a held source keeps its P, and nothing of it is output; its O moves on as far as no overtaken row stands in the way
 
-Nothing is forgotten before `acknowledge`; `rollback` makes every row pending again.
+A popped row that O' does not cover is not output, and becomes an overtaken row. A row that a tombstone covers is passed
+over without output (invariant I7), and so is a row on which a command of this transaction acts (cancels/commands.py).
+
+The store keeps every row until `acknowledge`; `rollback` makes all of them pending again.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.cancels.commands import (
@@ -34,63 +31,73 @@ from timerstore.cancels.commands import (
     InTransit,
     named_among,
     of_all,
-    packed_in,
     passed_over,
+    within_reach,
 )
+from timerstore.cancels.digests import digests_or_zeros
 from timerstore.cancels.effects import ROWS_MAX
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Inconsistent, Misuse
-from timerstore.memory.chunks import materialize
-from timerstore.memory.pending import TALLIED, Tally, tally_timers
+from timerstore.memory.chunks import joined, pieces_of
+from timerstore.memory.pending import TALLIED, tally_timers
 from timerstore.memory.sorted_runs import EMPTY, concat
-from timerstore.operations.state import Loan, StoreState
+from timerstore.operations.state import Change, RowsOnLoan, StoreState
 from timerstore.rows.entry import PAYLOAD
-from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Positions, Progress, end_of, pack, sources_of
+from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position, Positions, Progress, end_of
 
 CANCELLED_TAKES_MAX = 16
-"""How many takes in a row may find cancelled rows only, before the transaction is better ended."""
+"""Limit of successive takes with cancelled rows only; the transaction then ends early."""
 
 NAMED_MAX = 1_000
-"""Commands by origin that those by id write in one transaction, before commands of one id wait for each other. (Moves
-need not, but for this number: of moves by origin that wait together, the last one acts.)"""
+"""Commands by origin that commands by id write in one transaction. Above this number, later commands of an id wait for
+them. (Moves would not have to wait for their order: of moves by origin that wait together, the last one acts.)"""
 
 NONE: Mapping[int, int] = {}
 
 LEAVES_MS = 1_000
-"""What comes up so soon may leave before the commands that move by an id act on it: no later one stands in for them."""
+"""Messages that come up within this time may leave before the commands by origin of a move by id act on them. So no
+later move acts in its place."""
 
 GATHERED_AHEAD_MS = 250
-"""How far ahead rows that come from many chunks are put together."""
+"""Rows from many chunks are put together this long before they are due."""
 
 DECIDED_AT_ONCE = 500
-"""Messages, or rows of them, whose commands are decided in one hold of the lock, about."""
+"""Estimated messages or rows whose commands are decided in one hold of the lock."""
 
 JUDGED = pa.schema([PAYLOAD.field(name) for name in ("kind", "id", "origin")])
 
-P_STALE_MS_MAX = 1_000
-"""A source whose committed P lies further behind than this is committed along, though nothing of it was output: a
-restart begins at the smallest P."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Rows in the order in which they are to be produced.
+class Taken:
+    """Rows in the order of their output.
 
-    `at` int64[n] (ms), `source` int32[n], `offset` int64[n]; `payload` is a record batch of `entry.PAYLOAD`, n rows.
+    `at` int64[n] (ms), `offset` int64[n]; `pieces` are record batches of `entry.PAYLOAD`, with n rows together. The
+    first `overtaken` rows are in order of offset, the others in order of position.
     """
 
     at: Int64s
-    source: npt.NDArray[np.int32]
     offset: Int64s
-    payload: pa.RecordBatch
+    pieces: Sequence[pa.RecordBatch]
+    overtaken: int
+
+    @property
+    def payload(self) -> pa.RecordBatch:
+        return joined(self.pieces)
 
     def __len__(self) -> int:
         return len(self.at)
 
 
+class DueCounts(NamedTuple):
+    """The numbers of due rows, overtaken and on time, with cancelled rows."""
+
+    overtaken: int
+    on_time: int
+
+
 class _Judged(NamedTuple):
-    """Of a command's rows: which are finished or handed out, which a tombstone covers, and which leave as copies, or
-    have been moved or recalled."""
+    """Masks of a command's rows: finished or handed out; covered by a tombstone; leaving as copies, moved or
+    recalled."""
 
     gone: Bools
     covered: Bools
@@ -98,109 +105,115 @@ class _Judged(NamedTuple):
 
 
 class Transaction:
-    """One step of the committed state; made by `TimerStore.begin`, one at a time, used by one thread."""
+    """One step of the committed state, for one thread. `TimerStore.begin` makes it, one at a time."""
 
-    def __init__(self, state: StoreState, *, only_output: bool = False) -> None:
+    def __init__(self, state: StoreState) -> None:
         self._state = state
-        self._only_output = only_output
-        self._loan = state.loan = Loan(state.resident.position)
-        self._offsets = state.resident.offset.copy()
-        self._delivered: list[tuple[Int64s, pa.RecordBatch]] = []
-        self._output: list[Int64s] = [EMPTY.seq]
-        """Rows that were handed out, packed."""
-        self._copied: list[Int64s] = [EMPTY.seq]
-        """Those of them that leave as copies."""
+        self._loan = state.loan = RowsOnLoan(state.resident.position)
+        self._changing = Change(state, self._must_be_open)
+        self._offset = state.resident.committed.offset
+        self._delivered: list[Taken] = []
+        """Rows that leave the pending counts at `acknowledge`."""
+        self._output: list[Int64s] = [EMPTY.offset]
+        """Offsets of the rows that were handed out."""
+        self._copied: list[Int64s] = [EMPTY.offset]
+        """Offsets of the rows, handed out or moved, that leave as copies."""
         self._acted = self._loan.acted
-        """Rows that commands of this transaction act on."""
+        """Offsets of the rows on which commands of this transaction act."""
         self._acted_ids: set[Id] = set()
-        """Whose further commands wait for the commands by origin that were written."""
+        """Ids whose later commands wait for the written commands by origin."""
         self._named = 0
-        """How many these are."""
+        """The number of commands by origin that commands by id write."""
         self._recalled: set[int] = set()
-        """Originals, packed, that recalls act on, or have commands by origin written about: later ones leave them."""
+        """Originals that recalls act on, or have commands by origin written for; later commands by id leave them."""
         self._hurried: set[int] = set()
-        """The same of moves to now."""
+        """The same for moves to now."""
         self._again: Counter[Id] = Counter()
-        """Commands by id that it writes again, less those that were, and are decided."""
+        """Commands by id that it writes again, less those that were written again before and are decided now."""
         self._decided: dict[int, Decided] = {}
-        """What commands by origin act on, by their `seq`."""
+        """The decisions of acting commands by origin, by the command's offset."""
         self._decided_ms = 0
         self._in_transit = InTransit()
         self._refused: list[Int64s] = []
         self._written: list[tuple[bool, Int64s]] = []
-        """Originals (packed) about which commands by origin are written, and whether these are moves;"""
+        """Commands by origin to write: whether they are moves, and their originals."""
         self._settled: list[tuple[bool, Int64s]] = []
-        """and those about which such commands are decided."""
+        """The same of decided commands by origin that the bridge wrote."""
 
-    def take(self, until_ms: int, max_rows: int) -> Rows:
-        """Up to about `max_rows` rows that are due at `until_ms`, overtaken ones first. An empty answer means that
-        nothing is due then, or nothing but a great many cancelled rows. (Nothing may be output before it is due.)
+    def due(self, until: Position) -> DueCounts:
+        """The number of rows that a `take` up to a position would have, without limits."""
+        with self._changing:
+            resident = self._state.resident
+            resident.overtake(self._loan.position)  # rows that have come since the last take
+            on_time = resident.ready.count_until(min(until, resident.frontier))
+            return DueCounts(resident.overtaken.count_due(until.at_ms), on_time)
 
-        (A source's share of overtaken rows is at least one row, so a hundred sources may exceed a limit of ten.)
-        """
+    def take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> Taken:
+        """At most `overtaken_max` overtaken rows that are due at `until_ms`, and at most `on_time_max` rows up to
+        `bound`, which is not later (no row is output before it is due). An empty result means that there are no due
+        rows, or a great many cancelled ones only."""
         for _ in range(CANCELLED_TAKES_MAX):
-            rows, is_end = self._take(until_ms, max_rows)
+            rows, is_end = self._take(until_ms, overtaken_max, bound, on_time_max)
             if is_end or len(rows):
                 break
         return rows
 
-    def _take(self, until_ms: int, max_rows: int) -> tuple[Rows, bool]:
-        """One take; and whether nothing was due."""
-        with self._changing() as loan:
+    def _take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> tuple[Taken, bool]:
+        """The rows of one take, and whether no row was due."""
+        with self._changing:
             resident = self._state.resident
-            resident.overtake(resident.ready.pop_until(loan.position))
-            bound = min(end_of(until_ms), resident.frontier)
-            # A flood of overtaken rows leaves half of the room to what is due on time, if there is so much of it.
-            on_time = resident.ready.count_until(bound)
-            overtaken = resident.overtaken.take(until_ms, max(max_rows - on_time, (max_rows + 1) // 2), resident.held)
-            # O' of every source: in front of its first overtaken row that is left, else the end of what is ingested.
-            np.copyto(self._offsets, resident.offsets_reachable(), where=resident.owned)
-            due = resident.ready.pop_until(bound, max(0, max_rows - len(overtaken)))
+            resident.overtake(self._loan.position)
+            overtaken = resident.overtaken.take(until_ms, overtaken_max)
+            # O' is the offset of the first overtaken row that is left, else the end of the ingested records.
+            self._offset = resident.reachable()
+            due = resident.ready.pop_until(min(bound, resident.frontier), on_time_max)
             is_end = not len(due) + len(overtaken)
             if len(due):
-                loan.position = due.last()
-            held = resident.held[due.source]
-            if held.any():
-                resident.withhold(due[held])
-                due = due[~held]
-            covered = due.offset < self._offsets[due.source]
-            if not covered.all():
-                resident.overtake(due[~covered])
-                due = due[covered]
+                self._loan.position = due.last()
+            if len(resident.overtaken):
+                covered = due.offset < self._offset
+                resident.overtaken.insert(due.where(~covered))
+                due = due.where(covered)
             resident.gather_near(due, min(end_of(until_ms + GATHERED_AHEAD_MS), resident.frontier))
             rows = concat([overtaken, due])
-            loan.taken.append(rows)
+            self._loan.taken.append(rows)
             payloads = resident.chunks.payloads(rows.chunk)
-            # A cancel that is read from now on comes too late for these rows.
+            # Later cancels come too late for these rows.
             lookup = self._state.cancels.tombstones.lookup()
-        payload = materialize(payloads, rows.chunk, rows.row)
-        cancelled = self._state.cancels.covered(lookup, rows.source, rows.offset, payload)
+        pieces = pieces_of(payloads, rows.chunk, rows.row)
+        cancelled = self._state.cancels.covered(lookup, rows.offset, joined(pieces)) if len(lookup) else None
+        first = len(overtaken)
         if self._decided:
-            acted = np.isin(rows.seq, np.fromiter(self._acted, np.int64, len(self._acted)))
+            acted = np.isin(rows.offset, np.fromiter(self._acted, np.int64, len(self._acted)))
             cancelled = acted if cancelled is None else acted | cancelled
         if cancelled is not None:
-            rows, payload = rows[~cancelled], payload.filter(pa.array(~cancelled))
-        # What leaves the pending counts when the commit is known.
-        self._delivered.append((rows.at, payload.select(TALLIED)))
-        # What a message without a key replaces is cancelled by a row with the offset of the message itself.
-        self._output.append(rows.seq[rows.at > AT_MIN])
-        return Rows(at=rows.at, source=rows.source.astype(np.int32), offset=rows.offset, payload=payload), is_end
+            first = int(np.count_nonzero(~cancelled[: len(overtaken)]))
+            rows, pieces = rows[~cancelled], [joined(pieces).filter(pa.array(~cancelled))]
+        taken = Taken(at=rows.at, offset=rows.offset, pieces=pieces, overtaken=first)
+        self._delivered.append(taken)
+        # A message without a key replaces others by a cancel row, which has the message's own offset.
+        self._output.append(rows.offset[rows.at > AT_MIN])
+        return taken, is_end
 
-    def copied(self, seq: Int64s, origin: Int64s, ids: pa.Array) -> None:
-        """Rows that were handed out, or are moved, leave as copies: their `seq`, the offsets of their originals, and
-        their ids."""
-        self._copied.append(seq)
-        self._in_transit.add(pack(sources_of(seq), origin), self._state.commands.digests(ids, sources_of(seq)))
+    def move_offset(self) -> None:
+        """Move O up to the first overtaken row, without a take."""
+        with self._changing:
+            self._offset = self._state.resident.reachable()
+
+    def copied(self, offset: Int64s, origin: Int64s, ids: pa.Array) -> None:
+        """Note rows, handed out or moved, that leave as copies: their offsets, their origins, their ids."""
+        self._copied.append(offset)
+        self._in_transit.add(origin, digests_or_zeros(ids))
 
     def are_waited_for(self, origin: Int64s, now_ms: int) -> Bools:
-        """About which of these originals (packed) commands are on their way that were read before."""
-        written: Bools = np.isin(origin, np.concatenate([EMPTY.seq, *(origins for _, origins in self._written)]))
+        """Mask of the originals for which the bridge has written commands that are not yet decided."""
+        written: Bools = np.isin(origin, np.concatenate([EMPTY.offset, *(origins for _, origins in self._written)]))
         with self._state.lock:
             waiting = self._state.commands.waiting
             return written | waiting.among(origin, now_ms) if len(waiting) else written
 
     def refused(self, origin: Int64s) -> None:
-        """Copies of these originals (packed) were read as rejects: they are under way no more."""
+        """Note originals whose copies were read as rejects, and so are no longer in transit."""
         self._refused.append(origin)
 
     def decide(
@@ -212,68 +225,70 @@ class Transaction:
         first: Collection[int] = (),
         silent: Collection[int] = (),
     ) -> list[Decided]:
-        """What the commands among the rows handed out (their `seq`, in order) come to, at `now_ms`: of one that names
-        several originals, up to one of each kind. What they act on is not handed out any more. A move by origin that
-        acts needs a copy of each of its rows. `passed` says of moves which other one among these acts in their place:
-        it names the same originals; or the same id, which they move for no answer. `sent` says of those by id that
-        were written again below what offset what they are about was sent, OFFSET_MAX if it is in another partition.
-        `first` are those by origin that no transaction has written. Nothing can be written for the `silent`."""
+        """Decide commands among the handed out rows at `now_ms`. Returns the decisions: for a command that names
+        several originals, up to one of each kind. Rows on which commands act are not handed out later. An acting move
+        by origin needs a copy of each of its rows.
+
+        `commands` are the offsets, in order. `passed` maps a move to the one among these that acts in its place: it
+        names the same originals, or the same id if no answer is wanted. `sent` maps a command by id that was written
+        again to the offset from which on it covers no message; OFFSET_MAX: the offset is of another log. `first`
+        are commands by origin that a client wrote. For the `silent`, no command can be written."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
-            with self._changing():
-                known, effects, count = self._state.commands.effects, list[Effect](), 0
+            with self._changing:
+                unfinished, effects, count = self._state.commands.effects, list[Effect](), 0
                 while left and count < DECIDED_AT_ONCE:
-                    if (effect := known.get(left.popleft())) is not None:
+                    if (effect := unfinished.get(left.popleft())) is not None:
                         effects.append(effect)
                         count += self._size(effect)
-                if not effects:  # all are about other topics
+                if not effects:  # all name records of other logs
                     continue
                 by_origin = [effect for effect in effects if effect.named is not None]
-                judged = dict(zip([each.seq for each in by_origin], self._judged(by_origin), strict=True))
+                judged = dict(zip([each.offset for each in by_origin], self._judged(by_origin), strict=True))
                 for effect in effects:
-                    if effect.named is not None and effect.seq not in first:
-                        self._settled.append((effect.is_move, packed_in(effect.source, effect.named)))
-                    later = known.get(passed.get(effect.seq, -1))
+                    if effect.named is not None and effect.offset not in first:
+                        self._settled.append((effect.is_move, within_reach(effect.named)))
+                    later = unfinished.get(passed.get(effect.offset, -1))
                     later = None if later is None or later.is_too_many else later
-                    for found in (
-                        self._decisions_by_id(effect, sent.get(effect.seq), later)
+                    for result in (
+                        self._decisions_by_id(effect, sent.get(effect.offset), later)
                         if effect.named is None
-                        else self._decisions(effect, judged[effect.seq], later)
+                        else self._decisions(effect, judged[effect.offset], later)
                     ):
-                        decided.append(found)
-                        if effect.seq not in silent:
-                            self._written += [(effect.is_move, originals) for originals in found.written()]
-                        if found.decision is Decision.ACT:
-                            self._act(found)
+                        decided.append(result)
+                        if effect.offset not in silent:
+                            self._written += [(effect.is_move, originals) for originals in result.written()]
+                        if result.decision is Decision.ACT:
+                            self._act(result)
         return decided
 
     def _size(self, effect: Effect) -> int:
-        """How many rows or messages must be looked at."""
+        """The number of rows or messages to examine."""
         if effect.upto is not None:
             return 1 if effect.id in self._acted_ids else max(1, effect.upto)
         return max(1 if effect.named is None else len(effect.named), len(effect.rows))
 
     def _judged(self, effects: Sequence[Effect]) -> list[_Judged]:
-        """Of the rows of each of some by origin, in one pass."""
+        """The masks of the rows of effects by origin, in one pass."""
         if not effects:
             return []
         state = self._state
-        at, seq = [each.rows.at for each in effects], [each.rows.seq for each in effects]
-        rows = Positions(np.concatenate([EMPTY.at, *at]), np.concatenate([EMPTY.seq, *seq]))
-        columns = [each.payload.select(JUDGED.names) for each in effects]
+        at, offset = [effect.rows.at for effect in effects], [effect.rows.offset for effect in effects]
+        rows = Positions(np.concatenate([EMPTY.at, *at]), np.concatenate([EMPTY.offset, *offset]))
+        columns = [effect.payload.select(JUDGED.names) for effect in effects]
         table = pa.Table.from_batches(columns, JUDGED).combine_chunks()
         lookup, covered = state.cancels.tombstones.lookup(), None
         for batch in table.to_batches():
-            covered = state.cancels.covered(lookup, rows.source, rows.offset, batch)
+            covered = state.cancels.covered(lookup, rows.offset, batch)
         none: Bools = np.zeros(len(rows), np.bool_)
-        gone, copied = self._left(rows, np.concatenate([each.origin for each in effects]))
-        ends = np.cumsum([len(each.rows) for each in effects])[:-1]
+        gone, copied = self._left(rows, np.concatenate([effect.origin for effect in effects]))
+        ends = np.cumsum([len(effect.rows) for effect in effects])[:-1]
         parts = (np.split(mask, ends) for mask in (gone, none if covered is None else covered, copied))
         return list(starmap(_Judged, zip(*parts, strict=True)))
 
     def _judged_by_id(self, effect: Effect) -> _Judged:
-        """The same, of one by id."""
+        """The masks of the rows of one effect by id."""
         assert isinstance(effect.rows, Timers)
         timers = effect.rows[: effect.upto]
         lookup = self._state.cancels.tombstones.lookup()
@@ -281,37 +296,35 @@ class Transaction:
         return _Judged(gone, self._state.cancels.are_covered(lookup, timers), copied)
 
     def _left(self, rows: Positions, origin: Int64s) -> tuple[Bools, Bools]:
-        """Which rows are finished or handed out, and which leave as copies, or have been moved or recalled."""
+        """Masks of rows: finished or handed out; leaving as copies, moved or recalled."""
         state = self._state
         lookup = state.cancels.tombstones.lookup()
-        gone = state.resident.finished(rows) | np.isin(rows.seq, np.concatenate(self._output))
-        copied = np.isin(rows.seq, np.concatenate(self._copied))
-        return gone, copied | state.cancels.decided(lookup, rows.source, rows.offset, origin)
+        gone = state.resident.finished(rows) | np.isin(rows.offset, np.concatenate(self._output))
+        copied = np.isin(rows.offset, np.concatenate(self._copied))
+        return gone, copied | state.cancels.decided(lookup, rows.offset, origin)
 
     def _decisions_by_id(self, effect: Effect, sent: int | None, later: Effect | None) -> list[Decided]:
-        """Of one command by id; `sent` is said of one that was written again, and `later` is what is to act in its
-        place. The caller holds the lock."""
-        known = self._state.commands.again
-        is_behind = sent is None and known[effect.id] + self._again[effect.id] > 0
-        is_counted = sent != OFFSET_MAX  # what came from another partition has no order among those of this one
+        """The decisions of one command by id. `sent` is given if it was written again, `later` is the move that may act
+        in its place. The caller holds the lock."""
+        again = self._state.commands.again
+        is_behind = sent is None and again[effect.id] + self._again[effect.id] > 0
+        is_counted = sent != OFFSET_MAX  # a command from another log has no order among those of this one
         self._again[effect.id] -= sent is not None and is_counted
-        found = self._decided_by_id(
-            effect, effect.seq & OFFSET_MAX if sent is None else sent, later, is_behind=is_behind
-        )
-        self._again[effect.id] += found[0].decision is Decision.AGAIN and is_counted
-        return found
+        decisions = self._decided_by_id(effect, effect.offset if sent is None else sent, later, is_behind=is_behind)
+        self._again[effect.id] += decisions[0].decision is Decision.AGAIN and is_counted
+        return decisions
 
     def _decided_by_id(self, effect: Effect, below: int, later: Effect | None, *, is_behind: bool) -> list[Decided]:
         if effect.is_too_many:
             return of_all(effect, Decision.TOO_MANY)
-        # Of one that has acted nothing was done yet, so that all can wait.
+        # A command by id only writes commands by origin, so that all of it can wait.
         waits = is_behind or effect.id in self._acted_ids
-        waits = waits or effect.copied.is_unsure or self._state.is_unread(effect.source)
+        waits = waits or effect.copied.is_unsure or self._state.is_unread()
         if waits and later is None:
             return of_all(effect, Decision.AGAIN)
         named, first_ms = self._pending_of_id(effect, below)
-        recalled = named_among(effect, named, self._recalled)
-        if later is not None and not (recalled.any() or self._leave_before(effect, named)):
+        recalled = named_among(named, self._recalled)
+        if later is not None and not (recalled.any() or self._leave_before(named)):
             is_near = first_ms <= self._decided_ms + LEAVES_MS and not waits
             if len(named) and not is_near:
                 return passed_over(effect, later, named, waits=waits)
@@ -320,42 +333,42 @@ class Transaction:
         if len(named) > ROWS_MAX:
             return of_all(effect, Decision.TOO_MANY)
         if not recalled.all():
-            return [Decided(effect=effect, decision=Decision.ACT, live=EMPTY.seq, named=named[~recalled])]
+            return [Decided(effect=effect, decision=Decision.ACT, live=EMPTY.offset, named=named[~recalled])]
         if len(named):
             return of_all(effect, Decision.AGAIN)
         gone, _, _ = self._judged_by_id(effect)
         left_now = gone & (effect.origin[: effect.upto] < below)
         return of_all(effect, Decision.LEFT if left_now.any() else Decision.NOTHING)
 
-    def _leave_before(self, effect: Effect, named: Int64s) -> bool:
-        """Whether any of these originals leaves by a move to now, or by a recall that was sent earlier."""
-        cancels, originals = self._state.cancels, packed_in(effect.source, named)
-        recalled = cancels.recalled(cancels.tombstones.lookup(), sources_of(originals), named, named)
-        recalled |= self._state.commands.recalling.among(originals, self._decided_ms)
-        return bool((recalled | named_among(effect, named, self._hurried)).any())
+    def _leave_before(self, named: Int64s) -> bool:
+        """Whether a move to now, or a recall that was sent earlier, takes any of these originals."""
+        cancels = self._state.cancels
+        recalled = cancels.recalled(cancels.tombstones.lookup(), named, named)
+        recalled |= self._state.commands.recalling.among(within_reach(named), self._decided_ms)
+        return bool((recalled | named_among(named, self._hurried)).any())
 
     def _pending_of_id(self, effect: Effect, below: int) -> tuple[Int64s, int]:
-        """The originals of an id that are pending, or of which a copy is under way; and when the first of the pending
-        ones comes up."""
+        """The originals of an id that are pending, or have copies in transit; and the time (ms) at which the first
+        pending one comes up."""
         gone, covered, copied = self._judged_by_id(effect)
         origin, acted = effect.origin[: effect.upto], self._are_acted(effect)
         is_live = ~(gone | acted | covered)
         moving = origin[acted | copied], effect.copied.origins, *self._moving(effect)
         named: Int64s = np.unique(np.concatenate((origin[is_live], *moving)))
         first_ms = effect.rows.at[: effect.upto][is_live].min(initial=OFFSET_MAX)
-        return named[named < min(below, effect.seq & OFFSET_MAX)], int(first_ms)
+        return named[named < min(below, effect.offset)], int(first_ms)
 
     def _are_acted(self, effect: Effect) -> Bools:
-        """Which of its rows commands of this transaction act on."""
-        return np.array([seq in self._acted for seq in effect.rows.seq[: effect.upto].tolist()], dtype=np.bool_)
+        """Mask of its rows on which commands of this transaction act."""
+        return np.array([each in self._acted for each in effect.rows.offset[: effect.upto].tolist()], dtype=np.bool_)
 
     def _moving(self, effect: Effect) -> tuple[Int64s, Int64s]:
-        """The originals that it is about of which a copy is written, or not read yet."""
+        """The originals of an effect whose copies this transaction writes, and those with copies in transit."""
         return self._in_transit.of(effect), self._state.commands.in_transit.of(effect)
 
     def _decisions(self, effect: Effect, judged: _Judged, later: Effect | None) -> list[Decided]:
-        """Of one command by origin, one for all that share it; `later` is what is to act in its place. The caller holds
-        the lock."""
+        """The decisions of one command by origin, one for all originals that share it. `later` is the move that may act
+        in its place. The caller holds the lock."""
         state = self._state
         gone, covered, copied = judged
         acted = self._are_acted(effect)
@@ -364,10 +377,10 @@ class Transaction:
         is_live &= ~fixed
         act = effect.have(is_live)
         if later is not None and self._is_passed(effect, later, is_live):
-            return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=effect.named)]
+            return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.offset, named=effect.named)]
         assert effect.named is not None
         again = np.isin(effect.named, np.concatenate((effect.copied.origins, *self._moving(effect))))
-        again |= effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread(effect.source))
+        again |= effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread())
         which = [
             (act, Decision.ACT),
             (effect.have(fixed), Decision.UNCOPYABLE),
@@ -375,20 +388,20 @@ class Transaction:
             (effect.have(gone), Decision.LEFT),
         ]
         codes = [decision.value for _, decision in which]
-        found = np.select([mask for mask, _ in which], codes, Decision.NOTHING.value)
+        decisions = np.select([mask for mask, _ in which], codes, Decision.NOTHING.value)
         return [
             Decided(
                 effect=effect,
                 decision=decision,
                 live=np.flatnonzero(is_live & (decision is Decision.ACT)),
-                named=effect.named[found == decision.value],
+                named=effect.named[decisions == decision.value],
                 behind=effect.named[act & again & (decision is Decision.ACT)],
             )
-            for decision in map(Decision, np.unique(found).tolist())
+            for decision in map(Decision, np.unique(decisions).tolist())
         ]
 
     def _act(self, found: Decided) -> None:
-        """Of what a command acts on; the caller holds the lock."""
+        """Note the rows and originals on which a command acts; the caller holds the lock."""
         effect, live = found.effect, found.live
         assert found.named is not None
         if effect.named is None:
@@ -397,103 +410,85 @@ class Transaction:
                 self._acted_ids.add(effect.id)
         if effect.is_now or not effect.is_move:
             acted = found.named if effect.named is None else effect.origin[live]
-            (self._hurried if effect.is_now else self._recalled).update(packed_in(effect.source, acted).tolist())
+            (self._hurried if effect.is_now else self._recalled).update(within_reach(acted).tolist())
         if effect.named is None:
             return
-        self._acted.update(effect.rows.seq[live].tolist())
-        self._decided[effect.seq] = found
+        self._acted.update(effect.rows.offset[live].tolist())
+        self._decided[effect.offset] = found
 
     def _is_passed(self, effect: Effect, later: Effect, is_live: Bools) -> bool:
-        """Whether another move acts, or has acted, on all rows of one by origin that are pending: once this one is
-        finished, its tombstone covers them. One that was sent later may have been read earlier, and not know them all.
-        """
+        """Whether the `later` move acts, or has acted, on all pending rows of a move by origin. (This one's tombstone
+        then covers them.) A move that was sent later may have been read earlier, and so may not know all rows."""
         if later.is_now != effect.is_now and effect.are_uncopyable().any():
-            return False  # of what is too large for a copy only one of them moves anything
-        if later.seq > effect.seq:
+            return False  # only one of the two can move messages that are too large for a copy
+        if later.offset > effect.offset:
             return bool(effect.have(is_live).all())
-        found = self._decided.get(later.seq)
-        acted = np.isin(effect.rows.seq, EMPTY.seq if found is None else later.rows.seq[found.live])
+        decided = self._decided.get(later.offset)
+        acted = np.isin(effect.rows.offset, EMPTY.offset if decided is None else later.rows.offset[decided.live])
         return not is_live.any() and bool(effect.have(acted).all())
 
-    def progress(self) -> dict[int, Progress]:
-        """(O', P') of every source that has output, whose O moves, or whose committed P would fall behind for long."""
+    @property
+    def rows(self) -> int:
+        """The number of rows taken, with cancelled ones."""
+        return len(self._loan.rows())
+
+    def progress(self) -> Progress:
+        """(O', P'), with the frozen steps; it may equal the committed state. Raises Inconsistent."""
         with self._state.lock:
             self._state.must_be_consistent()
-            resident = self._state.resident
-            with_output = np.zeros(len(resident.owned), dtype=np.bool_)
-            with_output[self._loan.rows().source] = True
-            is_narrow = self._only_output and bool(with_output.any())
-            result = {}
-            for source, state in resident.committed.items():
-                if resident.joining[source]:
-                    continue
-                position = state.position if resident.held[source] else max(state.position, self._loan.position)
-                offset = int(self._offsets[source])
-                behind = position.at_ms - state.position.at_ms > P_STALE_MS_MAX
-                if with_output[source] or (not is_narrow and (offset != state.offset or behind)):
-                    result[source] = state.moved(offset, position)
-            return result
+            return self._state.resident.committed.moved(self._offset, self._loan.position)
 
     def acknowledge(self) -> None:
-        """The commit is known to have happened: what was taken is finished."""
-        delivered = self._counted()
-        with self._changing() as loan:
+        """Finish the rows taken, after a successful commit. Raises Misuse, Inconsistent."""
+        with self._changing:
             progress, state = self.progress(), self._state
             state.loan = None
-            for timers in loan.cancelled:  # their cancel came too late, and has counted them out
+            for timers in self._loan.cancelled:  # a cancel that came too late has counted them out
                 state.pending.add(timers)
-            state.pending.remove(delivered)
+            for taken in self._delivered:
+                state.pending.remove_rows(taken.at, taken.pieces)
             self._apply()
-            state.resident.commit(progress, loan.position)
-            state.resident.chunks.release(loan.rows().chunk)
+            state.resident.commit(progress)
+            state.resident.chunks.release(self._loan.rows().chunk)
             state.changed.notify_all()
 
     def rollback(self) -> None:
-        """The commit is known not to have happened: what was taken is pending again. After a change that failed it does
-        nothing: the error of that change is to be seen, and not another."""
+        """Make the rows taken pending again, after an abort. Raises Misuse. After a failed change it does nothing, so
+        that the error of that change stays the visible one."""
         state = self._state
-        with suppress(Inconsistent), self._changing() as loan:
+        with suppress(Inconsistent), self._changing:
             state.loan = None
-            state.cancels.cancelled += sum(int(timers.counts.sum()) for timers in loan.cancelled)
-            state.resident.replace_all(loan.rows())
+            state.cancels.cancelled += sum(int(timers.counts.sum()) for timers in self._loan.cancelled)
+            state.resident.replace_all(self._loan.rows())
             state.wake()
 
     def _apply(self) -> None:
-        """What commands have decided, and what has left as copies; the caller holds the lock."""
+        """Apply the decisions of commands, and note the copies; the caller holds the lock."""
         state, commands = self._state, self._state.commands
         if self._decided:
             lives = [(each.effect, each.live) for each in self._decided.values()]
             at = np.concatenate([effect.rows.at[live] for effect, live in lives])
-            source = np.concatenate([effect.rows.source[live] for effect, live in lives])
             origin = np.concatenate([effect.origin[live] for effect, live in lives])
-            offset = np.repeat([effect.seq & OFFSET_MAX for effect, _ in lives], [len(live) for _, live in lives])
+            offset = np.repeat([effect.offset for effect, _ in lives], [len(live) for _, live in lives])
             is_move = np.repeat([effect.is_move for effect, _ in lives], [len(live) for _, live in lives])
             begins = np.cumsum([0, *(len(effect.rows) for effect, _ in lives)])
             index = np.concatenate([begin + live for begin, (_, live) in zip(begins[:-1].tolist(), lives, strict=True)])
             table = pa.Table.from_batches([effect.payload.select(TALLIED) for effect, _ in lives]).combine_chunks()
             state.pending.remove(tally_timers(at, table.take(pa.array(index))))
-            state.cancels.add_decided(is_move, origin, source, offset, at, self._decided_ms)
+            state.cancels.add_decided(is_move, origin, offset, at, self._decided_ms)
             state.cancels.cancelled += sum(len(live) for effect, live in lives if not effect.is_move)
+        if not (len(self._copied) > 1 or self._written or self._settled or self._refused or commands.effects):
+            return
         commands.note_copied(
-            np.concatenate(self._copied), self._in_transit, np.concatenate([EMPTY.seq, *self._loan.copies_read])
+            np.concatenate(self._copied), self._in_transit, np.concatenate([EMPTY.offset, *self._loan.copies_read])
         )
         if self._refused:
             commands.in_transit.remove(np.concatenate(self._refused))
         commands.again += self._again
         commands.note_written(self._written, self._settled, self._decided_ms)
-        commands.forget(self._loan.rows().seq)
+        commands.forget(self._loan.rows().offset)
 
-    def _counted(self) -> Tally:
-        at = [at for at, _ in self._delivered]
-        columns = [payload for _, payload in self._delivered]
-        payload = pa.Table.from_batches(columns, pa.schema([PAYLOAD.field(name) for name in TALLIED]))
-        return tally_timers(np.concatenate([EMPTY.at, *at]), payload)
-
-    @contextmanager
-    def _changing(self) -> Iterator[Loan]:
-        with self._state.lock:
-            self._state.must_be_consistent()
-            if self._state.loan is not self._loan:
-                raise Misuse("the transaction has ended", code="DB-7003")
-            with self._state.changing():
-                yield self._loan
+    def _must_be_open(self) -> None:
+        self._state.must_be_consistent()
+        if self._state.loan is not self._loan:
+            raise Misuse("the transaction has ended", code="DB-7003")

@@ -1,10 +1,9 @@
-"""A snapshot of a store's rows, for what looks at all of them without the lock: searches, and cancels by origin."""
+"""A snapshot of a store's rows, for passes over all rows without the lock: searches, and cancels by origin."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, Self, TypeVar
 
 import numpy as np
@@ -13,67 +12,56 @@ import pyarrow as pa
 from timerstore.cancels.tombstones import Lookup
 from timerstore.errors import Corrupt
 from timerstore.log.segment import Segment
-from timerstore.memory.finished import Finished
-from timerstore.memory.sorted_runs import RowRefs, concat
+from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import PAYLOAD
-from timerstore.rows.position import Bools, Int64s, Position
+from timerstore.rows.position import Bools, Int64s, Position, Progress
 
 T = TypeVar("T")
 ATTEMPTS: Final = 3
-"""Segments may be gone when they are to be opened: a look begins anew."""
+"""Attempts of a pass: it begins anew if a segment was removed before it was opened."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """References, immutable batches and segments of one moment; rows of the open transaction are among `runs`."""
+    """References, immutable batches and segments of one moment; `runs` have the open transaction's rows, too."""
 
     runs: tuple[RowRefs, ...]
     chunks: dict[int, pa.RecordBatch]
     segments: tuple[Segment, ...]
     frontier: Position
-    held: Bools
-    finished: Finished
+    committed: Progress
     tombstones: Lookup
 
     @classmethod
     def of(cls, state: StoreState) -> Self:
-        """Copies lists under the lock, and nothing else."""
+        """A snapshot of now. Under the lock it only copies lists."""
         resident = state.resident
         with state.lock:
-            runs = [run for holder in (resident.ready, resident.memtable, resident.withheld) for run in holder]
+            runs = [run for holder in (resident.ready, resident.memtable) for run in holder]
             return cls(
                 runs=(*runs, resident.overtaken.all(), state.rows_on_loan()),
                 chunks=resident.chunks.all(),
                 segments=tuple(state.timerlog),
                 frontier=resident.frontier,
-                held=resident.held,
-                finished=resident.done.copy(),
+                committed=resident.committed,
                 tombstones=state.cancels.tombstones.lookup(),
             )
 
     def payload(self, columns: Sequence[str]) -> tuple[pa.Table, Int64s]:
-        """Some columns of everything in memory, and by chunk the index at which it begins there."""
+        """Some columns of all chunks in memory, and for each chunk the index of its first row there."""
         ids = sorted(self.chunks)
         begins = np.zeros(ids[-1] + 1 if ids else 0, dtype=np.int64)
         begins[ids] = np.cumsum([0, *(self.chunks[c].num_rows for c in ids)])[:-1]
         return pa.Table.from_batches([self.chunks[c] for c in ids], schema=PAYLOAD).select(list(columns)), begins
 
     def is_resident(self, rows: RowRefs) -> Bools:
-        """Mask of the rows of a segment that are in memory too: those up to the frontier, unless their source is
-        held."""
-        mask: Bools = rows.at_or_below(self.frontier) & ~self.held[rows.source]
-        if self.held.any():
-            mask |= np.isin(rows.seq, self._resident)
-        return mask
-
-    @cached_property
-    def _resident(self) -> Int64s:
-        return concat(self.runs).seq
+        """Mask of the rows of a segment that are in memory, too: rows up to the frontier."""
+        return rows.at_or_below(self.frontier)
 
 
 def looked(state: StoreState, look: Callable[[View], T]) -> T:
-    """What `look` makes of a snapshot; of another one where a segment was removed before it was opened. Raises as
+    """The result of `look` for a snapshot; for a new one, if a segment was removed before it was opened. Raises as
     `look` does."""
     for _ in range(ATTEMPTS - 1):
         try:

@@ -1,1 +1,1 @@
-"""What a row is, and the total order of rows."""
+"""The columns of a row, and the total order of rows."""

@@ -1,7 +1,7 @@
-"""The columns of an entry: a record of a delay topic, decoded.
+"""The columns of an entry, a decoded record of a log.
 
-`ENTRY` is what decoding hands to the store and what a segment holds. In memory the four columns of the position live in
-the row references (sorted_runs.py), and the rest, `PAYLOAD`, in Arrow chunks.
+The store takes in rows of `ENTRY`, and a segment holds them. In memory the two columns of the position are in the row
+references (sorted_runs.py), and the others, `PAYLOAD`, in Arrow chunks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 
 class Kind(IntEnum):
-    """What a record of a delay topic is."""
+    """The kind of a record of a delay topic."""
 
     TIMER = 0
     CANCEL = 1
@@ -21,21 +21,19 @@ class Kind(IntEnum):
     MOVE = 3
     """Gives a message another due time."""
     RECALL = 4
-    """A cancel that is answered."""
+    """A cancel with an answer."""
 
 
 UNCOPYABLE: Final = -1
-"""`rolls` of an original that is too large for a copy. Decoding says so: when a command is read again, the same must
-come of it as before."""
+"""`rolls` of an original that is too large for a copy. Decoding sets it, so that a command has the same outcome when it
+is read again."""
 DECIDED: Final = (Kind.MOVE, Kind.RECALL)
-"""Commands that take effect, and are answered, in the transaction that finishes them (cancels/commands.py)."""
+"""Commands whose finishing transaction also carries out their effect and writes their answer (cancels/commands.py)."""
 
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 _POSITION_FIELDS = [
-    pa.field("topic", pa.string()),
-    pa.field("partition", pa.int32()),
     pa.field("offset", pa.int64()),
     pa.field("at", pa.int64()),
 ]
@@ -62,18 +60,15 @@ PAYLOAD_COLUMNS = [field.name for field in _PAYLOAD_FIELDS]
 
 ENTRY = pa.schema(_POSITION_FIELDS + _PAYLOAD_FIELDS)
 """Every column of an entry. `ts`, `due` and `at` are epoch milliseconds; `at` is int64's minimum for rejects and
-commands. `origin` is the offset of a timer's original; of a command without an id it is that of the record which it
-names, -1 for one of another source; it is -2 where there are several, and `value` is their offsets then, as text with
-commas. Of a move `due` is when the message is to be due, and of a command `target` is the topic of its answer.
-`schedule` is what the headers of a recurring message say, opaque to the store; `tick` is the number of its delivery, 0
-for the record that begins it, and for all other messages."""
+commands. `origin` of a timer is the offset of its original. `origin` of a command without an id is the offset of the
+named record: -1 for a record of another log, -2 for several records, whose offsets are then in `value`, as text with
+commas. `due` of a move is the new due time; `target` of a command is the topic of its answer. `schedule` has the
+headers of a recurring message, opaque to the store; `tick` is the number of its delivery, 0 for its first record and
+for all other messages."""
 
 PAYLOAD = pa.schema(_PAYLOAD_FIELDS)
 """The columns that delivery needs beside the position."""
 NO_PAYLOAD = pa.RecordBatch.from_pylist([], PAYLOAD)
-
-SEGMENT = ENTRY.set(0, pa.field("topic", pa.dictionary(pa.int32(), pa.string())))
-"""The columns of a segment file: those of an entry, the topic as a dictionary."""
 
 
 def payload_of(table: pa.Table) -> pa.RecordBatch:

@@ -7,22 +7,22 @@ from typing import Final
 
 
 class PendingState(StrEnum):
-    """The state of a pending message: the first of these that fits."""
+    """The state of a pending message: the first one that applies."""
 
     CANCELLED = "cancelled"
-    """A cancel has been read; delivery passes it when it is due."""
+    """Its cancel has been read; delivery passes over the row when it is due."""
     RETRYING = "retrying"
     """Its target did not take it; it waits for the next attempt."""
     OVERDUE = "overdue"
-    """It should have been delivered, or rolled, by now."""
+    """Its delivery, or its roll, is late."""
     ROLLED = "rolled"
-    """The bridge has written it again, and does so once more: it is due beyond the roll window."""
+    """The bridge has written it again, and will write it once more: it is due beyond the roll window."""
     PAUSED = "paused"
-    """It would be waiting, but its target is paused."""
+    """Its target is paused; it would be waiting otherwise."""
     WAITING = "waiting"
-    """Its record is as its producer sent it, or the time of its delivery comes next."""
+    """It waits for its delivery, or for its first roll."""
 
 
 STATES: Final = tuple(PendingState)
 PENDING: Final = frozenset(STATES) - {PendingState.CANCELLED}
-"""What will be delivered, as the gauges count it."""
+"""The states of messages that will be delivered, as the gauges count them."""

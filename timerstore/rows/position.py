@@ -1,14 +1,14 @@
-"""Positions: the total order in which entries are delivered, and the committed state that is made of them.
+"""Positions, the total order in which entries are delivered, and the committed state.
 
-An entry's position is (at, source, offset): its effective time, the partition of the delay topic it was read from, and
-its offset there. In vectors a position is two int64 columns, `at` and `seq`, where `seq` packs the source (15 bits)
-above the offset (48 bits), so that comparing (at, seq) compares positions.
+An entry's position is (at, offset): its effective time, and its offset in its log. Vectors of positions are two int64
+columns.
 
-    finished  =  {entries: offset < O  and  position <= P}        (invariant I1; O and P are kept per source)
+    finished  =  {entries: offset < O  and  position <= P}        (invariant I1)
 
-When the clock steps back below P, what is ingested from then on must not count as passed. So the state becomes a
-staircase (invariant I4): the old (O1, P1) is frozen, and a second step (O2 >= O1, P2 < P1) goes on from the new time.
-Finished is the union; it never shrinks. A frozen step is forgotten when the current one includes it.
+When the clock steps back below P, entries that are ingested from then on must not count as finished. So the state
+becomes a staircase (invariant I4): the old (O1, P1) is frozen, and a second step (O2 >= O1, P2 < P1) goes on from the
+new time. The finished set is the union of the steps, and never shrinks. A frozen step is dropped when the current one
+includes it.
 
     position
      P1 |-------+                          frozen: o < O1 and position <= P1
@@ -31,58 +31,37 @@ from timerstore.errors import Misuse
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-OFFSET_BITS = 48
-OFFSET_MAX = (1 << OFFSET_BITS) - 1
-SOURCE_MAX = (1 << 15) - 1
+OFFSET_MAX = (1 << 48) - 1
+"""The bits above it in an int64 are free for the number of a log."""
 AT_MIN = -(1 << 63)
 AT_MAX = (1 << 63) - 1
-SEQ_MAX = (SOURCE_MAX << OFFSET_BITS) | OFFSET_MAX
+KEY_MAX = (1 << 63) - 1
 PACKED_ROWS_MIN = 512
 """Fewer rows are sorted before their keys are packed."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Where an entry stands in the order of delivery: effective time (ms), source (index), offset."""
+    """An entry's place in the order of delivery: effective time (ms), offset."""
 
     at_ms: int
-    source: int
     offset: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.source <= SOURCE_MAX:
-            raise Misuse(f"source {self.source} is outside 0..{SOURCE_MAX}", code="DB-7003")
         if not 0 <= self.offset <= OFFSET_MAX:
-            raise Misuse(f"offset {self.offset} is outside 0..2^{OFFSET_BITS}-1", code="DB-7003")
+            raise Misuse(f"offset {self.offset} is outside 0..2^48-1", code="DB-7003")
         if not AT_MIN <= self.at_ms <= AT_MAX:
             raise Misuse(f"effective time {self.at_ms} ms is not an int64", code="DB-7003")
 
-    @property
-    def seq(self) -> int:
-        """Source and offset packed as in the `seq` columns."""
-        return (self.source << OFFSET_BITS) | self.offset
-
-    @classmethod
-    def of(cls, at_ms: int, seq: int) -> Position:
-        """The position of a row of `at` and `seq` columns."""
-        return cls(int(at_ms), int(seq) >> OFFSET_BITS, int(seq) & OFFSET_MAX)
-
-    def within(self, source: int) -> Position:
-        """The largest position of `source` at or below this one."""
-        if source == self.source:
-            return self
-        return Position(self.at_ms if source < self.source else self.at_ms - 1, source, OFFSET_MAX)
-
     def before(self) -> Position:
-        """The largest position smaller than this one (rows lie on every integer, so this is exact)."""
-        if self.seq > 0:
-            return Position.of(self.at_ms, self.seq - 1)
-        return Position.of(self.at_ms - 1, SEQ_MAX)
+        """The largest position below this one (exact, because positions are pairs of integers)."""
+        if self.offset > 0:
+            return Position(self.at_ms, self.offset - 1)
+        return Position(self.at_ms - 1, OFFSET_MAX)
 
 
-ORIGIN = Position(AT_MIN, SOURCE_MAX, OFFSET_MAX)
-"""Minus infinity: smaller than every timer, and not smaller than any reject or cancel (whose `at` is minus
-infinity)."""
+ORIGIN = Position(AT_MIN, OFFSET_MAX)
+"""Minus infinity: below every timer, and not below any reject or cancel, whose `at` is minus infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +72,14 @@ class Step:
     position: Position
 
     def includes(self, offset: int, position: Position) -> bool:
-        """Whether everything below `offset` and at or below `position` is finished by this step."""
+        """Whether this step finishes all entries below `offset` that are at or below `position`."""
         return offset <= self.offset and position <= self.position
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The committed state of one source: `offset` is O (exclusive), `position` is P; `frozen` are earlier steps of the
-    staircase, the oldest (smallest O, largest P) first. There is none unless the clock has stepped back."""
+    """The committed state of a log: `offset` is O (exclusive), `position` is P. `frozen` are earlier steps of the
+    staircase, the oldest (smallest O, largest P) first; only a step back of the clock makes one."""
 
     offset: int
     position: Position = ORIGIN
@@ -121,106 +100,88 @@ class Progress:
 
     @property
     def highest(self) -> Position:
-        """The position above which nothing is finished."""
+        """The position above which no row is finished."""
         return self.frozen[0].position if self.frozen else self.position
 
     def finishes(self, offset: int, position: Position) -> bool:
-        """Whether everything below `offset` and at or below `position` is finished (invariant I1)."""
+        """Whether all entries below `offset` that are at or below `position` are finished (invariant I1)."""
         return any(step.includes(offset, position) for step in self.steps)
 
-    def includes(self, other: Progress, source: int) -> bool:
-        """Whether every entry of `source` that `other` says is finished is so here too."""
-        steps = (step for step in other.steps if step.offset)  # below offset 0 there is nothing
-        return self.offset >= other.offset and all(self.finishes(s.offset, s.position.within(source)) for s in steps)
+    def finished(self, rows: Positions) -> Bools:
+        """Mask of the finished rows, bool[n]."""
+        mask: Bools = (rows.offset < self.offset) & rows.at_or_below(self.position)
+        for step in self.frozen:
+            mask |= (rows.offset < step.offset) & rows.at_or_below(step.position)
+        return mask
+
+    def includes(self, other: Progress) -> bool:
+        """Whether every entry that is finished in `other` is finished here, too."""
+        steps = (step for step in other.steps if step.offset)  # no record is below offset 0
+        return self.offset >= other.offset and all(self.finishes(step.offset, step.position) for step in steps)
 
     def moved(self, offset: int, position: Position) -> Progress:
-        """The state after (O, P) have moved on; frozen steps that the current one includes now are gone."""
+        """The state with new (O, P), without the frozen steps that the current one now includes."""
         return Progress(offset, position, tuple(step for step in self.frozen if step.position > position))
 
-    def stepped_back(self, source: int, position: Position) -> Progress:
-        """The same finished set, from which the current step of `source` goes on at `position`, below P."""
-        frozen, highest = self.frozen, self.position.within(source)
-        if position >= highest:
+    def stepped_back(self, position: Position) -> Progress:
+        """The same finished set, with a current step that goes on at `position`, below P."""
+        frozen = self.frozen
+        if position >= self.position:
             return self
         if self.offset > (frozen[-1].offset if frozen else 0):
-            frozen = (*frozen, Step(self.offset, highest))
+            frozen = (*frozen, Step(self.offset, self.position))
         return Progress(self.offset, position, frozen)
 
 
+NOTHING_FINISHED = Progress(0)
+
+
 def end_of(at_ms: int) -> Position:
-    """The last position of a millisecond: everything due at or before `at_ms` lies at or below it."""
-    return Position(at_ms, SOURCE_MAX, OFFSET_MAX)
+    """The last position of a millisecond: all rows due at or before `at_ms` are at or below it."""
+    return Position(at_ms, OFFSET_MAX)
 
 
-def pack(source: Int64s, offset: Int64s) -> Int64s:
-    """`seq` of int64 vectors of sources and offsets."""
-    return (source << OFFSET_BITS) | offset
-
-
-def sources_of(seq: Int64s) -> Int64s:
-    """Sources of a `seq` vector."""
-    return seq >> OFFSET_BITS
-
-
-def offsets_of(seq: Int64s) -> Int64s:
-    """Offsets of a `seq` vector."""
-    return seq & OFFSET_MAX
-
-
-def at_or_below(at: Int64s, seq: Int64s, bound_at: Int64s | int, bound_seq: Int64s | int) -> Bools:
-    """Mask of the rows whose position is <= the bound (a scalar bound or one bound a row)."""
-    mask: Bools = (at < bound_at) | ((at == bound_at) & (seq <= bound_seq))
-    return mask
-
-
-def search(at: Int64s, seq: Int64s, bound: Position) -> int:
-    """How many rows of sorted (at, seq) are <= `bound`."""
-    low = int(np.searchsorted(at, bound.at_ms, side="left"))
-    high = low + int(np.searchsorted(at[low:], bound.at_ms, side="right"))
-    return low + int(np.searchsorted(seq[low:high], bound.seq, side="right"))
+def search(at: Int64s, offset: Int64s, bound: Position) -> int:
+    """The number of rows of sorted (at, offset) that are <= `bound`."""
+    if not len(at) or at[0] > bound.at_ms:
+        return 0
+    if at[-1] < bound.at_ms:
+        return len(at)
+    low, high = int(at.searchsorted(bound.at_ms)), int(at.searchsorted(bound.at_ms, "right"))
+    return low + int(offset[low:high].searchsorted(bound.offset, "right"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Positions:
-    """Positions of many rows: `at` and `seq`, int64[n]."""
+    """Positions of many rows: `at` and `offset`, int64[n]."""
 
     at: Int64s
-    seq: Int64s
+    offset: Int64s
 
     def __len__(self) -> int:
         return len(self.at)
 
-    @property
-    def source(self) -> Int64s:
-        """Sources, int64[n]."""
-        return sources_of(self.seq)
-
-    @property
-    def offset(self) -> Int64s:
-        """Offsets, int64[n]."""
-        return offsets_of(self.seq)
-
     def at_or_below(self, bound: Position) -> Bools:
-        """Mask of the rows at or below a position."""
-        return at_or_below(self.at, self.seq, bound.at_ms, bound.seq)
+        """Mask of the rows at or below a position, bool[n]."""
+        mask: Bools = (self.at < bound.at_ms) | ((self.at == bound.at_ms) & (self.offset <= bound.offset))
+        return mask
 
 
-def order_by_position(at: Int64s, seq: Int64s) -> npt.NDArray[np.intp]:
+def order_by_position(at: Int64s, offset: Int64s) -> npt.NDArray[np.intp]:
     """Indices that sort rows by position.
 
-    Most are a few sorted runs in a row. Timsort, numpy's stable sort of one key, only merges these, in a tenth of the
-    time of `lexsort`; so positions that are near each other are packed into one key.
+    Most inputs are a few sorted runs. Timsort, numpy's stable sort of one key, merges them in a tenth of the time of
+    `lexsort`, so positions within a limited span are packed into one key.
     """
     if len(at) < PACKED_ROWS_MIN:
-        return np.lexsort((seq, at))
-    source, offset = sources_of(seq), offsets_of(seq)
-    (at_ms, times), (first, sources), (begin, offsets) = _span(at), _span(source), _span(offset)
-    if times * sources * offsets > SEQ_MAX:
-        return np.lexsort((seq, at))
-    return np.argsort(((at - at_ms) * sources + (source - first)) * offsets + (offset - begin), kind="stable")
+        return np.lexsort((offset, at))
+    (at_ms, times), (begin, offsets) = _span(at), _span(offset)
+    if times * offsets > KEY_MAX:
+        return np.lexsort((offset, at))
+    return np.argsort((at - at_ms) * offsets + (offset - begin), kind="stable")
 
 
 def _span(values: Int64s) -> tuple[int, int]:
-    """The smallest value, and how many there are from it to the largest."""
+    """The smallest value, and the number of integers from it to the largest."""
     low, high = int(values.min()), int(values.max())
     return low, high - low + 1

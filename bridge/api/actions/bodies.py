@@ -10,10 +10,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from bridge.api import cursor as cursors
 from bridge.api.filters import Filters, Text, parsed_parameter
 from bridge.api.models import INCOMPLETE, View
+from bridge.stores.names import NamedPosition
 from bridge.wire.answers import Outcome
 from bridge.wire.committed_state import WHY_CHARS_MAX
 from bridge.wire.headers import AS_DUE_MS, origin_text, parse_duration, parse_until
-from timerstore.rows.sources import NamedPosition
 
 
 class EmptyBody(BaseModel):

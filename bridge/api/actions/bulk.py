@@ -26,11 +26,12 @@ from bridge.api.routing import Asked
 from bridge.api.source import CommandChannel, NotOwnedError, Order, PendingMessages
 from bridge.errors import BridgeError
 from bridge.http.workers import Unavailable, Workers
+from bridge.stores.names import NamedPosition, SourceName
+from bridge.stores.search import Query
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import MOVED_MAX, NAMED_MAX
 from timerstore.errors import TimerStoreError
-from timerstore.operations.find import ORIGINALS_MAX, Query
-from timerstore.rows.sources import NamedPosition, SourceName
+from timerstore.operations.find import ORIGINALS_MAX
 
 MEDIA_TYPE: Final = "application/x-ndjson"
 BULKS_MAX: Final = 2

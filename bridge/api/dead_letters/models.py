@@ -12,8 +12,8 @@ from bridge.api import cursor as cursors
 from bridge.api.filters import LetterFilters, Text
 from bridge.api.models import LIMIT_DEFAULT, Bulk, Preview, View, fitting_answer
 from bridge.dead_letters.listing import LetterPage
+from bridge.stores.names import SourceName
 from bridge.wire.letters import RedriveReport
-from timerstore.rows.sources import SourceName
 
 LIMIT_MAX: Final = 1_000
 HEADERS_MAX: Final = 100

@@ -14,7 +14,7 @@ from bridge.api.peers.batches import BrokenOffError, read_export
 from bridge.api.peers.client import Reply
 from bridge.api.problems import Problem
 from bridge.api.source import BatchStream
-from timerstore.operations.export import SCHEMA
+from bridge.stores.search import SCHEMA
 
 
 class Everywhere:

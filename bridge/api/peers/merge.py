@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bridge.api import cursor as cursors
 from bridge.api.models import ANSWER_BYTES_MAX
-from timerstore.rows.sources import NamedPosition
+from bridge.stores.names import NamedPosition
 
 Json = dict[str, Any]
 BY_TARGET_MAX: Final = 100

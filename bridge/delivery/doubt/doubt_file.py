@@ -22,9 +22,10 @@ from typing import Any, Final
 from bridge.delivery.doubt.findings import Part
 from bridge.delivery.doubt.records import Row
 from bridge.json_file import JsonFile
+from bridge.stores.names import PlainPosition, SourceName
 from bridge.wire.committed_state import CommittedState
+from timerstore.rows.cuts import unseen_cut
 from timerstore.rows.position import OFFSET_MAX
-from timerstore.rows.sources import NamedPosition, SourceName, unseen_cut
 
 FILE: Final = "rows-in-doubt.json"
 LEVEL: Final = 1
@@ -44,7 +45,7 @@ class Doubt:
     cut: int
     began_ms: int
     since: int
-    last: NamedPosition | None
+    last: PlainPosition | None
     rows: dict[int, Row]
     unread: Mapping[str, tuple[int, ...]]
     written: Mapping[int, Part]
@@ -87,7 +88,7 @@ class Doubt:
             written=self.written,
         )
 
-    def under(self, name: SourceName, state: CommittedState) -> Doubt | None:
+    def under(self, state: CommittedState) -> Doubt | None:
         """The rest of the doubt under a committed state."""
         if state.topic_id != self.topic_id:
             return None
@@ -98,7 +99,7 @@ class Doubt:
             kept = replace(self._within(range(cut)), cut=number, since=since)
         if kept.rows and kept.offset < state.first_offset:  # given up by an operator, or no longer in the log
             kept = kept._within(range(state.first_offset, OFFSET_MAX))
-        steps = [(state.offset, state.position), *((end, (at, *name, offset)) for end, at, offset in state.frozen)]
+        steps = [(state.offset, state.position), *((end, (at, offset)) for end, at, offset in state.frozen)]
         is_over = not kept.rows or any(
             (kept.last is None or (position is not None and kept.last <= position)) and next(reversed(kept.rows)) < end
             for end, position in steps
@@ -161,7 +162,7 @@ def _decoded(told: dict[str, Any]) -> tuple[SourceName, Doubt]:
         cut=int(cut),
         began_ms=int(began_ms),
         since=int(since),
-        last=None if last is None else (int(last[0]), str(last[1]), int(last[2]), int(last[3])),
+        last=None if last is None else (int(last[0]), int(last[-1])),  # earlier versions name the partition in between
         rows={int(offset): (int(origin), int(tick), bool(recurs)) for offset, origin, tick, recurs in told["rows"]},
         unread={str(name): tuple(map(int, offsets)) for name, offsets in told["unread"].items()},
         written={int(offset): Part(part) for offset, part in told["written"]},

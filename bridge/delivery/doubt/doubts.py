@@ -32,15 +32,15 @@ from bridge.delivery.doubt.doubt_file import Doubt, DoubtFile
 from bridge.delivery.doubt.findings import Part
 from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.doubt.records import Planned, Row
-from bridge.delivery.doubt.search import Read, Search, place_of
+from bridge.delivery.doubt.search import DoubtSearch, Read, place_of
 from bridge.delivery.doubt.torn_states import TornStates
 from bridge.errors import EnvironmentFailure
+from bridge.stores.names import OFFSET_BITS, SourceName, Sources
 from bridge.telemetry.heartbeats import CALLS_S, Beat, Heartbeats
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
-from timerstore.rows.position import AT_MIN, OFFSET_BITS, OFFSET_MAX, Int64s
-from timerstore.rows.sources import SourceName, Sources
+from timerstore.rows.position import AT_MIN, OFFSET_MAX, Int64s
 
 LOOK_S: Final = 1.0
 """Interval between looks at an operator's choices."""
@@ -61,8 +61,8 @@ class Choice(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The output of a transaction: its rows, for each batch the topic and the keys of its rows, and the states `after`
-    it that it may have sent."""
+    """The output of a transaction: the plans with its rows; topic and row keys of each batch; and the committed states
+    `after` it, if it may have sent them."""
 
     planned: Sequence[Planned]
     sent: Sequence[tuple[str, Int64s]]
@@ -103,7 +103,7 @@ class Doubts:
         self._told: frozenset[SourceName] = frozenset()
         """Held partitions that the log has reported."""
         self._is_loaded, self._is_kept = False, True
-        self._search: Search | None = None
+        self._search: DoubtSearch | None = None
         self._searches, self._search_s, self._look_s = 0, 0.0, 0.0
         self._is_released = False
 
@@ -130,20 +130,20 @@ class Doubts:
         self.come(states, sources)
 
     def come(self, states: States, sources: Sources) -> None:
-        """These partitions are delivered here, too."""
+        """Add partitions that are delivered here from now on."""
         self._here |= states.keys()
         self.torn.forget(states)
         self._change(self._under(states), sources)
         self._look_up_anew(self.held() & states.keys())
 
     def go(self, names: Collection[SourceName], sources: Sources) -> None:
-        """These partitions belong to another instance, or are left out: their doubts stay until they come back."""
+        """Remove partitions that belong to another instance, or are held: their doubts stay until they come back."""
         self._here -= frozenset(names)
         self.torn.forget(names)
         self._change(self._doubts, sources)
 
     def committed(self, states: States, sources: Sources) -> None:
-        """Kafka holds these states."""
+        """Note states that Kafka holds: doubts about rows that these finish end."""
         self.torn.forget(states)
         if self._doubts.keys() & states.keys():
             left = self._under(states)
@@ -158,7 +158,7 @@ class Doubts:
     def _under(self, states: States) -> dict[SourceName, Doubt]:
         left: dict[SourceName, Doubt] = {}
         for name, doubt in self._doubts.items():
-            rest = doubt.under(name, states[name]) if name in states else doubt
+            rest = doubt.under(states[name]) if name in states else doubt
             if rest is not None:
                 left[name] = rest
             elif doubt.unread:
@@ -202,7 +202,7 @@ class Doubts:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the look-up of a held partition has had no result yet, not even a failure."""
+        """Whether a held partition still waits for the first result of its look-up, be it a failure."""
         return not self.held() <= self._told
 
     def counts(self) -> dict[tuple[str, str], int]:
@@ -233,7 +233,7 @@ class Doubts:
             if is_time:
                 self._follow_choices(sources)
             if self.held() and self._search is None and now_s >= self._search_s:
-                self._search = Search(self._read, {n: self._doubts[n] for n in self.held()}, self._letter_topics)
+                self._search = DoubtSearch(self._read, {n: self._doubts[n] for n in self.held()}, self._letter_topics)
                 self._run(self._search.run)
         is_released, self._is_released = self._is_released, False
         return is_released
@@ -305,12 +305,10 @@ def _new_doubts(
     rows: defaultdict[SourceName, list[tuple[int, int, Row, list[str]]]] = defaultdict(list)
     for key, at, row in (each for piece in output.planned for each in piece.rows() if each[0] in sent):
         rows[sources.name(key >> OFFSET_BITS)].append((key & OFFSET_MAX, at, row, sent[key]))
-    return {name: _doubt(name, states[name], mine, output.began_ms) for name, mine in rows.items() if name in states}
+    return {name: _doubt(states[name], mine, output.began_ms) for name, mine in rows.items() if name in states}
 
 
-def _doubt(
-    name: SourceName, state: CommittedState, rows: Sequence[tuple[int, int, Row, list[str]]], began_ms: int
-) -> Doubt:
+def _doubt(state: CommittedState, rows: Sequence[tuple[int, int, Row, list[str]]], began_ms: int) -> Doubt:
     """A doubt about rows, each with offset, effective time, name, and destination topics."""
     unread: defaultdict[str, list[int]] = defaultdict(list)
     for offset, _, _, topics in rows:
@@ -321,7 +319,7 @@ def _doubt(
         cut=state.cuts[-1][0] if state.cuts else 0,
         began_ms=began_ms,
         since=state.offset,
-        last=max(((at, *name, offset) for offset, at, _, _ in rows if at > AT_MIN), default=None),
+        last=max(((at, offset) for offset, at, _, _ in rows if at > AT_MIN), default=None),
         rows={offset: row for offset, _, row, _ in sorted(rows)},
         unread={topic: tuple(offsets) for topic, offsets in unread.items()},
         written={},

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import CommittedState
-from timerstore.rows.sources import SourceName
 
 States = Mapping[SourceName, CommittedState]
 Under = tuple[int, int]
@@ -15,8 +15,8 @@ Under = tuple[int, int]
 
 
 class LogNotes:
-    """One thread notes, another commits: with the next transaction, which news calls for. A read beyond
-    the committed offset is no news."""
+    """The notes. One thread makes them; another commits them with the next transaction. News makes that transaction
+    due at once. A read beyond the committed offset is no news."""
 
     def __init__(self) -> None:
         self._gone_below: Mapping[SourceName, int] = {}
@@ -25,11 +25,11 @@ class LogNotes:
         """The notes at the last look without news."""
 
     def note_gone(self, below: Mapping[SourceName, int]) -> None:
-        """Note gone records by partition (0: none is gone any more)."""
+        """Note by partition the offset below which unfinished records are gone; 0: none is gone now."""
         self._gone_below = dict(below)
 
     def note_read(self, under: Mapping[SourceName, Under]) -> None:
-        """Note by partition: all below an offset was read under leaders of no later epoch."""
+        """Note by partition (offset, epoch): all records below the offset were read under leaders up to this epoch."""
         self._read_under = dict(under)
 
     def is_news(self, states: States) -> bool:
@@ -57,7 +57,7 @@ class LogNotes:
 
 
 def _is_news(state: CommittedState, under: Under) -> bool:
-    """Whether the state covers fewer of the committed offsets, or names an earlier leader: a start would search the log
-    again for records of the later one."""
+    """Whether the state has a lower offset, within the committed records, or an earlier leader than the note. With such
+    a state a start would search the log for records of the later leader again."""
     told, epoch = state.read_under or (0, under[1])
     return told < min(state.offset, under[0]) or (told <= under[0] and epoch < under[1])

@@ -66,8 +66,8 @@ class LookUp:
                 stretches[place] = self._stretches(place, begin)
             except EnvironmentFailure as failure:
                 yield place, failure.message
-        yield from ((place, "") for place, found in stretches.items() if not found)
-        left = {part: place for place, found in stretches.items() for part in found}
+        yield from ((place, "") for place, pieces in stretches.items() if not pieces)
+        left = {part: place for place, pieces in stretches.items() for part in pieces}
         try:
             yield from self._read({part: stretches[place][part] for part, place in left.items()}, left, see, is_over)
         except (KafkaException, EnvironmentFailure) as error:

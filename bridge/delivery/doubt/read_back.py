@@ -16,10 +16,10 @@ import structlog
 
 from bridge.errors import BridgeError, FencedError, StateError
 from bridge.kafka.membership import Membership
+from bridge.stores.names import SourceName
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
 
 IDLE_S: Final = 1.0
 """Time from the last commit to the end of a busy period."""

@@ -7,8 +7,8 @@
     copy of a tick that keeps its schedule                  the same                                  has both
     next tick         the same; it has a schedule, no time of its own, and no rolls                   has its next tick
 
-A row with its record is finished without another one; a tick that lacks one of its two records gets that one. Forwarded
-commands, the output of commands, and answers are not looked for: they are written again.
+A row with its record is finished without another record; of a tick's two records, only a missing one is written.
+Forwarded commands, the output of commands, and answers are written again without a search for them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bridge.delivery.doubt.findings import Part
+from bridge.stores.names import SourceName
 from bridge.wire import headers as h
 from bridge.wire.headers import Headers
 from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.position import Int64s
-from timerstore.rows.sources import SourceName
 
 See = Callable[[str, int, int, Headers], None]
 """As `Wanted.see`: topic, partition, offset, headers."""

@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from bridge.delivery.doubt.doubt_file import Doubt
 from bridge.delivery.doubt.look_up import WHOLE, Place
 from bridge.delivery.doubt.records import See, Seen, Wanted
+from bridge.stores.names import SourceName
 from bridge.telemetry.heartbeats import Beat, unwatched
-from timerstore.rows.sources import SourceName
 
 Read = Callable[[Mapping[Place, int], See, Callable[[], bool]], Iterator[tuple[Place, str]]]
 """As `LookUp`."""
 
 
-class Search:
+class DoubtSearch:
     """See the module. Its findings are facts, independent of the partitions' present owner."""
 
     def __init__(self, read: Read, doubts: Mapping[SourceName, Doubt], letter_topics: Collection[str]) -> None:
@@ -54,7 +54,7 @@ class Search:
         return bool(self.names)
 
     def end(self) -> None:
-        """End as soon as possible: no partition waits for it any more."""
+        """End as soon as possible, since no partition needs the result."""
         self._is_over.set()
 
     @property

@@ -23,8 +23,8 @@ import structlog
 from bridge.delivery.doubt.log_notes import States
 from bridge.errors import EnvironmentFailure
 from bridge.json_file import JsonFile
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import CommittedState, decode_metadata
-from timerstore.rows.sources import SourceName
 
 FILE: Final = "states-in-doubt.json"
 

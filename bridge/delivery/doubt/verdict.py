@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from bridge.errors import StateError
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import CommittedState
-from timerstore.rows.sources import SourceName
 
 
 def was_committed(

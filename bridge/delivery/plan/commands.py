@@ -42,13 +42,14 @@ from bridge.delivery.plan.fates import OwnTopics, Unplannable, unreadable_copies
 from bridge.delivery.plan.record_size import record_bytes
 from bridge.delivery.plan.ticks import moved as moved_schedule
 from bridge.delivery.targets.target import Target
+from bridge.stores.loan import Rows
+from bridge.stores.names import key_of
 from bridge.wire import headers as h
 from bridge.wire.answers import ORIGINS_MAX, Answer, Outcome
 from bridge.wire.commands import key_sent_on, sent_on
 from bridge.wire.headers import Headers
 from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.cancels.commands import Decided, Decision, Effect
-from timerstore.operations.transaction import Rows
 from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.position import OFFSET_MAX, Bools, Int64s
 
@@ -127,7 +128,7 @@ class _Writing:
     now_ms: int
 
 
-class Commands:
+class DueCommands:
     """The commands among due rows, and their content."""
 
     def __init__(self, rows: DueRows) -> None:
@@ -203,7 +204,7 @@ class Commands:
 
     def output(
         self,
-        decided: Sequence[Decided],
+        decided: Sequence[tuple[int, Decided]],
         elsewhere: Mapping[int, Outcome],
         own: Callable[[], OwnTopics],
         letter_topics: Mapping[str, str],
@@ -218,11 +219,11 @@ class Commands:
         out = CommandOutput(ids=self.ids)
         writing = _Writing(out, own, letter_topics, findings, now_ms)
         replies: list[tuple[int, Answer]] = []
-        for each in decided:
-            n = self._at[each.effect.seq]
-            for outcome, offsets, due_ms in self._act(n, each, writing):
-                is_nothing = outcome is Outcome.NOT_PENDING or (each.decision is Decision.PASSED and not len(offsets))
-                if is_nothing and each.effect.named is None and not self._is_home(n):
+        for number, made in decided:
+            n = self._at[key_of(number, made.effect.offset)]
+            for outcome, offsets, due_ms in self._act(n, made, writing):
+                is_nothing = outcome is Outcome.NOT_PENDING or (made.decision is Decision.PASSED and not len(offsets))
+                if is_nothing and made.effect.named is None and not self._is_home(n):
                     continue
                 source = self._rows.sources.name(self._sources[n])
                 told = tuple((*source, offset) for offset in offsets.tolist())
@@ -312,7 +313,7 @@ class Commands:
         schedules have ended. A pause or its end leaves non-recurring messages unchanged. A move of due messages to now
         leaves their due times. No move changes held dead letters."""
         payload = effect.payload.take(pa.array(live))
-        at, source = effect.rows.at[live], effect.rows.source[live].astype(np.int32)
+        at, source = effect.rows.at[live], np.full(len(live), self._sources[n], dtype=np.int32)
         rows = Rows(at=at, source=source, offset=effect.rows.offset[live], payload=payload)
         is_letter = held_rows(DueRows(rows, self._rows.columns), letter_topics)
         column = {name: payload.column(name).to_pylist() for name in ("due", "schedule", "tick", "attempt")}

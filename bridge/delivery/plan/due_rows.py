@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.delivery.plan.backoff import IN_DOUBT_MS
+from bridge.stores.loan import Rows
+from bridge.stores.names import Sources, pack
 from bridge.wire import headers as h
 from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
-from timerstore.operations.transaction import Rows
-from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, pack
-from timerstore.rows.sources import Sources
+from timerstore.rows.position import OFFSET_MAX, Bools, Int64s
 
 Ids = npt.NDArray[np.intp]
 """Indices of rows, in the order of position."""

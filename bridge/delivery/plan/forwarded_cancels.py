@@ -29,11 +29,11 @@ import numpy as np
 
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks, integers
 from bridge.errors import EnvironmentFailure
+from bridge.stores.names import SourceName
 from bridge.wire import headers as h
 from bridge.wire.commands import cancel_headers, key_sent_on, sent_on
 from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.rows.entry import DECIDED, Kind
-from timerstore.rows.sources import SourceName
 
 FORWARDED_BYTES: Final = 400
 """Size of a forwarded cancel without the id."""
@@ -57,13 +57,13 @@ class Forwards:
         if len(cancels):
             counts = Counter(topic for topic, _ in rows.sources)
             source = rows.source[cancels]
-            named = [None if each is None else each[0] for each in origins]
-            wanted = [name or rows.sources.name(each)[0] for name, each in zip(named, source.tolist(), strict=True)]
+            named = [None if origin is None else origin[0] for origin in origins]
+            wanted = [name or rows.sources.name(n)[0] for name, n in zip(named, source.tolist(), strict=True)]
             for topic in set(wanted) & counts.keys():
                 try:
                     self._partitions[topic] = max(counts[topic], count(topic))
                 except EnvironmentFailure as failure:
-                    asking = (each for each, name in zip(source.tolist(), wanted, strict=True) if name == topic)
+                    asking = (n for n, name in zip(source.tolist(), wanted, strict=True) if name == topic)
                     self.unknown |= dict.fromkeys(asking, failure.message)
             for row, origin in zip(cancels.tolist(), origins, strict=True):
                 if origin is not None and origin[1] < self._partitions.get(origin[0], 0):

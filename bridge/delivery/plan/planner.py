@@ -21,7 +21,7 @@ import structlog
 from bridge.delivery.doubt.findings import Findings
 from bridge.delivery.plan import fates as passes
 from bridge.delivery.plan.backoff import RetryPolicy
-from bridge.delivery.plan.commands import CommandOutput, Commands
+from bridge.delivery.plan.commands import CommandOutput, DueCommands
 from bridge.delivery.plan.copies import copies, next_ticks
 from bridge.delivery.plan.dead_letters import dead_letters, held
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, SourceColumns, TargetRows, integers
@@ -35,14 +35,14 @@ from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.partitioner import PARTITIONER
 from bridge.delivery.targets.target import Target
 from bridge.kafka.errors import Refusal
+from bridge.stores.loan import Loan, Rows
+from bridge.stores.names import Sources, pack
 from bridge.telemetry.counts import Counts
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import Where
 from bridge.wire.reasons import RejectReason
-from timerstore.operations.transaction import Rows, Transaction
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Bools, Int64s, pack
-from timerstore.rows.sources import Sources
+from timerstore.rows.position import Bools, Int64s
 
 NOTHING: Final = Findings()
 ANY_TIME: Final = OverduePolicy()
@@ -204,7 +204,7 @@ class Planner:
         sources: Sources,
         now_ms: int,
         findings: Findings = NOTHING,
-        loan: Transaction | None = None,
+        loan: Loan | None = None,
     ) -> Plan:
         """Plan the rows taken at `now_ms`, with the `findings` of earlier aborts. `loan` decides the commands among the
         rows, and learns of the copies. Raises Unplannable with the sources that must be held, since a partition that
@@ -212,9 +212,9 @@ class Planner:
         if self._columns is None or self._columns.sources is not sources:
             self._columns = SourceColumns(sources, self._default_targets)
         rows = DueRows(taken, self._columns)
-        known: dict[str, Target] = {}
+        targets: dict[str, Target] = {}
         forwards = Forwards(rows, self._targets.count_partitions)
-        own = cache(lambda: self._own_topics(rows, forwards, findings, known))
+        own = cache(lambda: self._own_topics(rows, forwards, findings, targets))
         fates = passes.by_kind(rows, now_ms)
         schedules = ticks(rows, now_ms, self._schedules)
         if schedules is not None:
@@ -226,12 +226,12 @@ class Planner:
         fates = self._catching_up(rows, fates, own, now_ms)
         if schedules is not None and loan is not None:
             fates = _waiting(rows, fates, schedules, own, now_ms, loan)
-        fates, deliveries = self._by_target(rows, fates, known, own, now_ms)
+        fates, deliveries = self._by_target(rows, fates, targets, own, now_ms)
         if len(forwards.ids):
             fates = fates.put(forwards.ids, Fate.FORWARD)
         cut: frozenset[int] = frozenset()
         next_ids = _next_ids(rows, fates, schedules)
-        commands = Commands(rows)
+        commands = DueCommands(rows)
         if not fates.are_plain or len(next_ids) or len(commands.ids) or forwards.unknown:
             self._assure(rows, own, fates.ids(Fate.ROLL, Fate.RETRY), now_ms)
             fates = passes.rolls(rows, fates, own())
@@ -253,7 +253,7 @@ class Planner:
         if loan is not None:
             _tell_copied(loan, rows, np.concatenate((fates.ids(Fate.ROLL, Fate.DEFER, Fate.RETRY), next_ids)))
             if len(commands.ids):
-                output = self._commanded(commands, rows, forwards, own, findings, known, now_ms, loan)
+                output = self._commanded(commands, rows, forwards, own, findings, targets, now_ms, loan)
                 for keys, payload in output.copied:
                     loan.copied(keys, payload.column("origin").to_numpy(), payload.column("id"))
         is_own = not fates.are_plain or len(next_ids) > 0 or (output is not None and output.writes_back)
@@ -276,20 +276,20 @@ class Planner:
             + forwards.bytes
             + (0 if output is None else output.bytes),
             counts=_counts(rows, fates, deliveries, forwards, schedules, output),
-            targets=known,
+            targets=targets,
             traced=self._tracer.chosen(rows, fates.are(Fate.DELIVER), now_ms) if self._tracer is not None else (),
         )
 
     def _commanded(
         self,
-        commands: Commands,
+        commands: DueCommands,
         rows: DueRows,
         forwards: Forwards,
         own: Callable[[], OwnTopics],
         findings: Findings,
         known: dict[str, Target],
         now_ms: int,
-        loan: Transaction,
+        loan: Loan,
     ) -> CommandOutput:
         """The output of the commands among the rows."""
         topics = {topic for topic, _ in rows.sources}
@@ -398,8 +398,8 @@ class Planner:
         return needed
 
     def _lasting(self, rows: DueRows, before: Fates, after: Fates, mine: Bools) -> Ids:
-        """Those of `mine` with the fate DELIVER `before` that, `after` a look at their target, are dead letters, or
-        become such for lack of attempts."""
+        """The rows of `mine` with a lasting verdict: DELIVER `before` the look at their target, and a dead letter
+        `after` it, at once or because it was the last attempt."""
         ids = np.flatnonzero(mine & before.are(Fate.DELIVER) & (after.are(Fate.LETTER) | after.are(Fate.RETRY)))
         is_last = (after.count_attempts(ids) > 0) & self._retry.is_over(rows.attempt[ids].astype(np.int64) + 1)
         result: Ids = ids[(after.fate[ids] == Fate.LETTER.value) | is_last]
@@ -441,7 +441,7 @@ def _next_ids(rows: DueRows, fates: Fates, schedules: Ticks | None) -> Ids:
 
 
 def _waiting(
-    rows: DueRows, fates: Fates, schedules: Ticks, own: Callable[[], OwnTopics], now_ms: int, loan: Transaction
+    rows: DueRows, fates: Fates, schedules: Ticks, own: Callable[[], OwnTopics], now_ms: int, loan: Loan
 ) -> Fates:
     """Put off ticks with missed ones behind them while commands for their schedules are in transit. Otherwise each tick
     would leave before the command is read, and the next one would be written behind that."""
@@ -456,7 +456,7 @@ def _waiting(
     return passes.deferred(fates, ids, np.full(len(ids), now_ms + WAITS_MS), now_ms)
 
 
-def _tell_copied(loan: Transaction, rows: DueRows, ids: Ids) -> None:
+def _tell_copied(loan: Loan, rows: DueRows, ids: Ids) -> None:
     """Tell the loan of rows that leave as a copy or have a next tick, and of copies that came back as rejects."""
     refused = np.flatnonzero(rows.kind == Kind.REJECT)
     if len(refused) and len(refused := refused[rows.by_producers_clock(refused)]):

@@ -77,7 +77,7 @@ class Ticks:
         return result
 
     def ends(self, ids: Ids) -> None:
-        """No next tick can be written for these rows."""
+        """End the schedules of these rows: their next ticks cannot be written."""
         self.next_ms[ids] = NONE
 
 

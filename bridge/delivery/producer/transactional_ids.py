@@ -74,7 +74,7 @@ def names_of(name: str) -> tuple[str, ...]:
     return name, f"{name}.2", f"{name}.3"
 
 
-class State(Enum):
+class IdState(Enum):
     """See the table above."""
 
     UNMADE = "unmade"
@@ -83,7 +83,7 @@ class State(Enum):
     USED = "used"
 
 
-class Event(Enum):
+class IdEvent(Enum):
     START = "start"
     MADE = "made"
     TAKEN = "taken"
@@ -91,11 +91,11 @@ class Event(Enum):
     LOST = "lost"
 
 
-TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
-    State.UNMADE: {Event.START: State.STARTING},
-    State.STARTING: {Event.MADE: State.READY, Event.LOST: State.UNMADE},
-    State.READY: {Event.TAKEN: State.USED, Event.LOST: State.UNMADE},
-    State.USED: {Event.SPARED: State.READY, Event.LOST: State.UNMADE},
+TRANSITIONS: Final[Mapping[IdState, Mapping[IdEvent, IdState]]] = {
+    IdState.UNMADE: {IdEvent.START: IdState.STARTING},
+    IdState.STARTING: {IdEvent.MADE: IdState.READY, IdEvent.LOST: IdState.UNMADE},
+    IdState.READY: {IdEvent.TAKEN: IdState.USED, IdEvent.LOST: IdState.UNMADE},
+    IdState.USED: {IdEvent.SPARED: IdState.READY, IdEvent.LOST: IdState.UNMADE},
 }
 
 
@@ -104,7 +104,7 @@ class TransactionalId:
     """One id, its producer, and the fatal errors of that."""
 
     name: str
-    state: State = State.UNMADE
+    state: IdState = IdState.UNMADE
     producer: Producer | None = None
     faults: list[KafkaError] = field(default_factory=list)
     repeats: Repeats = field(default_factory=Repeats)
@@ -121,7 +121,7 @@ class TransactionalId:
     owed_outcome: Outcome | None = None
     """The lost end of its last transaction, which must be written again."""
 
-    def advance(self, event: Event) -> None:
+    def advance(self, event: IdEvent) -> None:
         """Go to the next state. Raises KeyError for an event without a transition."""
         self.state = TRANSITIONS[self.state][event]
 
@@ -184,8 +184,8 @@ class TransactionalIds:
             chosen = chosen or min(ready, key=BY_COMMIT, default=None)
             if chosen is not None and chosen is not current:
                 if current is not None:
-                    current.advance(Event.SPARED)
-                chosen.advance(Event.TAKEN)
+                    current.advance(IdEvent.SPARED)
+                chosen.advance(IdEvent.TAKEN)
                 chosen.comes_back, self.first = False, None
             return chosen
 
@@ -202,13 +202,13 @@ class TransactionalIds:
             made = left_open or min(self._unmade(), key=BY_COMMIT, default=None)
             if made is None:
                 raise NotReady(HELD_UP)
-            made.advance(Event.START)
+            made.advance(IdEvent.START)
             self._make_ready(made, [], [], at_once=True)
             if made.failure is not None:
                 raise made.failure
             one = self.next(None)
         for other in self._all:
-            if other.state is State.UNMADE:
+            if other.state is IdState.UNMADE:
                 self._start(other)
         if one is None:
             raise NotReady(HELD_UP)
@@ -239,14 +239,14 @@ class TransactionalIds:
         return self._all if self.first is None else [self.first]
 
     def _ready(self) -> list[TransactionalId]:
-        return [one for one in self._able() if one.state is State.READY and not one.faults]
+        return [one for one in self._able() if one.state is IdState.READY and not one.faults]
 
     def _are_starting(self) -> bool:
-        return any(one.state is State.STARTING for one in self._able())
+        return any(one.state is IdState.STARTING for one in self._able())
 
     def _unmade(self) -> list[TransactionalId]:
         """The ids that may be made now; a denied one only without an alternative."""
-        unmade = [one for one in self._able() if one.state is State.UNMADE]
+        unmade = [one for one in self._able() if one.state is IdState.UNMADE]
         hopeful = [one for one in unmade if getattr(one.failure, "code", None) != DENIED]
         return hopeful or ([] if self._are_starting() else unmade)
 
@@ -259,7 +259,7 @@ class TransactionalIds:
     def renew_last(self) -> None:
         """Renew the last id to commit, which may be held up, too: it is ready once it certainly is not."""
         last = max(self._all, key=BY_COMMIT)
-        if last.committed and last.state is State.READY:
+        if last.committed and last.state is IdState.READY:
             self.renew(last)
 
     def give_up(self, one: TransactionalId) -> None:
@@ -278,22 +278,22 @@ class TransactionalIds:
         """Let in the news of all producers. A ready one that has failed is made anew."""
         for one in self._all:
             one.let_in()
-            if one.faults and one.state is State.READY:
+            if one.faults and one.state is IdState.READY:
                 self.renew(one)
 
     def _lose(self, one: TransactionalId) -> list[Producer]:
-        """Take its producer away, and return it if it had one."""
+        """Remove the id's producer. Returns a list with it, or an empty list."""
         with self._changed:
             left, one.producer = one.producer, None
-            if one.state is not State.UNMADE:
-                one.advance(Event.LOST)
+            if one.state is not IdState.UNMADE:
+                one.advance(IdEvent.LOST)
         return [] if left is None else [left]
 
     # -- initialisation
 
     def _left_open(self) -> TransactionalId | None:
         """At a start, the id with an open transaction of a killed process, if any. Raises NotReady."""
-        if self._repair is None or any(one.state is not State.UNMADE for one in self._all):
+        if self._repair is None or any(one.state is not IdState.UNMADE for one in self._all):
             return None
         try:
             name = self._repair.left_open([one.name for one in self._all])
@@ -307,7 +307,7 @@ class TransactionalIds:
     def _start(self, one: TransactionalId, left: Sequence[Producer] = ()) -> None:
         """Make it ready in the background, which also drops its former producer."""
         with self._changed:
-            one.advance(Event.START)
+            one.advance(IdEvent.START)
         self._run(partial(self._make_ready, one, [], list(left)))
 
     def _make_ready(
@@ -345,7 +345,7 @@ class TransactionalIds:
             if not self._closed.is_set():
                 one.failure, one.producer = failure, held.pop() if held else None
                 one.was_made |= one.producer is not None
-                one.advance(Event.LOST if one.producer is None else Event.MADE)
+                one.advance(IdEvent.LOST if one.producer is None else IdEvent.MADE)
                 self._changed.notify_all()
 
     def _attempt(self, one: TransactionalId, held: list[Producer], may_repeat: Callable[[], bool]) -> KafkaError | None:
@@ -355,8 +355,8 @@ class TransactionalIds:
         try:
             if not held:
                 if repair is not None and one.owed_outcome is None:
-                    # An initialisation makes the coordinator forget it. A process that has fenced this may have had a
-                    # transaction since.
+                    # The outcome, before an initialisation makes the coordinator forget it. The last transaction may
+                    # be another process's, if that has fenced this one.
                     one.owed_outcome = repair.outcome_of(one.name, None if one.faults else one.outcome)
                     one.outcome = None
                 one.faults, one.repeats = [], Repeats()

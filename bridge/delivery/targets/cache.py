@@ -297,19 +297,19 @@ class Targets:
             now_s, until_s = self._clock.monotonic_s(), self._breakers.open_until()
             now_ms = self._clock.now_ms()
             shown = [
-                (name, each.target)
-                for name, each in self._known.items()
-                if each.target.is_well or each.matters(now_s, now_ms)
+                (name, cached.target)
+                for name, cached in self._known.items()
+                if cached.target.is_well or cached.matters(now_s, now_ms)
             ]
             applied = {name: self._breakers.applied(name, target) for name, target in shown if name in until_s}
         reports = [_report(name, applied.get(name, target), until_s.get(name, ()), now_s) for name, target in shown]
-        if self._pauses is not None and (paused := {each.name: each for each in self._pauses.all()}):
+        if self._pauses is not None and (paused := {pause.name: pause for pause in self._pauses.all()}):
             reports += [
-                TargetReport(name=name, partitions=0) for name in paused.keys() - {each.name for each in reports}
+                TargetReport(name=name, partitions=0) for name in paused.keys() - {report.name for report in reports}
             ]
-            reports = [replace(each, pause=paused.get(each.name)) for each in reports]
-        reports.sort(key=lambda each: (each.pause is None, not each.failing_partitions, each.name))
-        return sorted(reports[:limit], key=lambda each: (not each.failing_partitions, each.name))
+            reports = [replace(report, pause=paused.get(report.name)) for report in reports]
+        reports.sort(key=lambda report: (report.pause is None, not report.failing_partitions, report.name))
+        return sorted(reports[:limit], key=lambda report: (not report.failing_partitions, report.name))
 
     def _must_ask(self, name: str, now_s: float, age_s_max: float) -> bool:
         """A healthy target is used until `refresh` finds time, unless there was trouble with it (`expire`)."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridge.json_file import JsonFile
-from timerstore.rows.sources import SourceName
+from bridge.stores.names import SourceName
 
 BATCHES: Final = "skipped-batches.json"
 ENDS: Final = "chosen-ends.json"

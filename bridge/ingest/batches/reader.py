@@ -21,8 +21,8 @@ from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import records_gone
 from bridge.settings.clients import QUIET, java_program
 from bridge.spark.session import with_classes
+from bridge.stores.names import SourceName
 from bridge.wire.received import Record
-from timerstore.rows.sources import SourceName
 
 RECORD_BYTES_MAX: Final = 64 << 20
 """A larger record cannot be delivered either: the producer does not send it (`message.max.bytes`)."""
@@ -45,7 +45,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TooLarge:
+class TooLargeRecord:
     """A record beyond the memory limit; `size` in bytes, `by_broker` as in `Record`."""
 
     offset: int
@@ -70,7 +70,7 @@ class End:
     offset: int
 
 
-Found = Record | TooLarge | CorruptBatch | End
+Found = Record | TooLargeRecord | CorruptBatch | End
 
 
 class BatchReader:
@@ -185,7 +185,7 @@ _BATCH: Final = struct.Struct(">qq")
 
 def _read(
     answer: _Answer, stretch: Stretch, process: subprocess.Popen[bytes]
-) -> Iterator[tuple[SourceName, Record | TooLarge | CorruptBatch | End]]:
+) -> Iterator[tuple[SourceName, Record | TooLargeRecord | CorruptBatch | End]]:
     """One stretch."""
     at = stretch.begin
     while True:
@@ -213,7 +213,7 @@ def _next(answer: _Answer, name: SourceName) -> Found:
         return Record(*name, offset, ts, bool(by_broker), key, value, headers)
     if kind == b"L":
         offset, ts, by_broker, size = answer.unpack(_LARGE)
-        return TooLarge(offset=offset, ts=ts, by_broker=bool(by_broker), size=size)
+        return TooLargeRecord(offset=offset, ts=ts, by_broker=bool(by_broker), size=size)
     if kind == b"C":
         offset, behind = answer.unpack(_BATCH)
         return CorruptBatch(offset=offset, next=behind, reason=answer.text())

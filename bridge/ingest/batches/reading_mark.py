@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from timerstore.rows.sources import SourceName
+from bridge.stores.names import SourceName
 
 FILE: Final = "being-read.json"
 Offsets = Mapping[SourceName, int]

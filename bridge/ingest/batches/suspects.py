@@ -21,13 +21,13 @@ import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.batches.choices import Choices
-from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch, TooLarge
+from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch, TooLargeRecord
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.spark.errors import JAVA_ENDED, is_about_records
+from bridge.stores.names import SourceName
 from bridge.wire.reasons import RejectReason
 from bridge.wire.received import FRAMING_BYTES, Record, Unread, carried_bytes
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
 
 AHEAD: Final = 20_000
 """Offsets of a partition that are read here at a time: a reader that ended had not asked for many more."""
@@ -47,7 +47,7 @@ Take = Callable[[pa.Table, Offsets], None]
 log = structlog.get_logger("bridge.ingest.batches.suspects")
 
 
-class Read(Protocol):
+class ReadBatches(Protocol):
     """As `BatchReader.read`."""
 
     def __call__(
@@ -61,7 +61,7 @@ class Suspects:
     def __init__(
         self,
         *,
-        read: Read,
+        read: ReadBatches,
         decode: Callable[[Iterable[Record]], pa.Table],
         unread: Callable[[Unread], pa.Table],
         skips: Choices,
@@ -191,7 +191,7 @@ class Suspects:
                 return
             if isinstance(item, Record):
                 pile.add(name, item)
-            elif isinstance(item, TooLarge):
+            elif isinstance(item, TooLargeRecord):
                 pile.put(name, self._too_large(name, item), item.offset + 1)
             elif isinstance(item, CorruptBatch):
                 entry = self._skipped(name, item)
@@ -203,7 +203,7 @@ class Suspects:
                 if not is_over():  # otherwise it may not have been taken in
                     self._trust(name)
 
-    def _too_large(self, name: SourceName, found: TooLarge) -> pa.Table:
+    def _too_large(self, name: SourceName, found: TooLargeRecord) -> pa.Table:
         log.error(
             "record-not-held", topic=name[0], partition=name[1], offset=found.offset, size=found.size, code="DB-4061"
         )

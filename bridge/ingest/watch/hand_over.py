@@ -1,4 +1,4 @@
-"""The hand-over from the plain reader to the query, which has a task for each partition, and has come as far.
+"""The hand-over from the plain reader to the query, once it has a task for each partition, and has read as far.
 
     tasks begin --each partition has one--> settle --> relief: the plain reader's present offsets --sent--> relieved
                                               ^                       |
@@ -10,36 +10,16 @@ comes closer, and is final from `Wait.CLOSE` on. Times are arguments.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.errors import EnvironmentFailure
+from bridge.ingest.watch.reading import Offsets
 from bridge.ingest.watch.waits import Wait
-from timerstore.rows.sources import SourceName
 
 SETTLE_S: Final = 1.0
 """Grace period after the last task of a query starts, so that it fetches before the plain reader ends."""
 CLOSE_S: Final = 0.25
 """The largest lag of the query behind the plain reader at the relief."""
-
-Offsets = Mapping[SourceName, int]
-
-
-@dataclass(slots=True, kw_only=True)
-class Readers:
-    """The state that both readers' threads share: `run` counts assignments, `committed` has the O of the owned
-    partitions, `read_to` the plain reader's offsets, `log_ends` the latest known ends of the logs."""
-
-    committed: Offsets
-    run: int = 0
-    stopping: threading.Event = field(default_factory=threading.Event)
-    query_serves: threading.Event = field(default_factory=threading.Event)
-    plain_rests: threading.Event = field(default_factory=threading.Event)
-    """A batch job reads the records below the committed O."""
-    read_to: dict[SourceName, int] = field(default_factory=dict)
-    log_ends: Offsets = field(default_factory=dict)
 
 
 class HandOver:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.watch.waits import Wait
-from timerstore.rows.sources import SourceName
+from bridge.stores.names import SourceName
 
 
 class Laggards:

@@ -22,7 +22,7 @@ class Then(Enum):
     """The action after the deadline."""
 
     PLAIN_READS = "the plain reader reads, until Spark is back"
-    SPARK_READS = "a batch job of Spark's reads it"
+    SPARK_READS = "Spark starts, and reads it"
     ANEW = "the query is started anew after a pause; after five failures in a row the process ends"
     ENDS = "the process ends, with an error"
     GOES_ON = "it goes on without"
@@ -67,11 +67,12 @@ class Wait(Enum):
     JVM = _Row("query", "the JVM's answer about its query", 120.0, Then.ENDS, Watcher.INGEST)
     ENDS_OF_QUIET = _Row("plain reader", "the brokers, for the ends of quiet partitions", 3.0, Then.AGAIN)
     STARVING = _Row("partition", "records that the query does not send", 15.0, Then.PLAIN_READS, Watcher.INGEST)
-    ROOM_TO_JOIN = _Row("partition that joins", "a batch that is taken in", 0.2, Then.AGAIN)
+    STEP_OF_MAINTENANCE = _Row("partition that comes", "the present step of maintenance", 10.0, Then.AGAIN)
     FLUSH_OF_GONE = _Row("partition that goes", "its flush", 2.0, Then.GOES_ON)
     TOKEN = _Row("frames", "the token of a connection", 10.0, Then.CLOSES)
     DESCRIPTORS = _Row("frames", "a descriptor or thread for a connection", 60.0, Then.ANEW)
     COMMANDS = _Row("messages after a start", "commands written meanwhile (`start.read_commands`)", 30.0, Then.GOES_ON)
+    COMMANDS_STILL = _Row("messages after a start", "the next record of any other partition", 5.0, Then.GOES_ON)
     COMMANDS_ROOM = _Row("messages after a start", "room for new rows", 5.0, Then.GOES_ON)
 
     @property

@@ -58,8 +58,6 @@ class Record:
 def entries(records: Sequence[Record]) -> pa.Table:
     """The entry table of some records."""
     columns = {
-        "topic": [r.topic for r in records],
-        "partition": [r.partition for r in records],
         "offset": [r.offset for r in records],
         "at": [r.at_ms for r in records],
         "ts": [r.ts_ms for r in records],

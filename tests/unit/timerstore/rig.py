@@ -2,99 +2,90 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.unit.timerstore.entries import Record, entries, gather
 from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits
 from timerstore.operations import recovery
-from timerstore.operations.transaction import Rows, Transaction
-from timerstore.rows.position import ORIGIN
-from timerstore.rows.sources import Cuts, NamedPosition, NamedStep, SourceName
+from timerstore.operations.transaction import Taken, Transaction
+from timerstore.rows.cuts import Cuts
+from timerstore.rows.position import NOTHING_FINISHED, end_of
 from timerstore.store import TimerStore
 
-IDENTITY = Identity(cluster_id="cluster", topic_ids={"delay": "a"})
+IDENTITY = Identity(cluster_id="cluster", log_id="a/0")
 ORDERS = ("delay", 0)
-BILLS = ("delay", 1)
 NOW_MS = 1_000_000
+
+
+def take(transaction: Transaction, until_ms: int, limit: int) -> Taken:
+    """Of a store alone: overtaken rows leave half of the room to what is due on time."""
+    due = transaction.due(end_of(until_ms))
+    overtaken = min(due.overtaken, max(limit - due.on_time, (limit + 1) // 2))
+    return transaction.take(until_ms, overtaken, end_of(until_ms), limit - overtaken)
 
 
 class Rig:
     """One log, one committed state, one directory; stores come and go."""
 
-    def __init__(
-        self, directory: Path, *, sources: Sequence[SourceName] = (ORDERS,), limits: Limits | None = None
-    ) -> None:
+    def __init__(self, directory: Path, *, limits: Limits | None = None) -> None:
         self.directory = directory
         self.limits = limits or Limits()
-        self.log: dict[SourceName, list[Record]] = {name: [] for name in sources}
-        self.committed: dict[SourceName, tuple[int, NamedPosition | None]] = dict.fromkeys(sources, (0, None))
-        self.frozen: dict[SourceName, tuple[NamedStep, ...]] = {}
-        self.log_starts: dict[SourceName, int] = {}
-        self.cuts: dict[SourceName, Cuts] = {}
+        self.log: list[Record] = []
+        self.committed = NOTHING_FINISHED
+        self.log_start = 0
+        self.cuts: Cuts = ()
         self.delivered: list[Record] = []
         self.identity = IDENTITY
+        self.news = threading.Event()
+        """Set where the store has something nearer."""
         self.store = self.open()
 
     def open(self, now_ms: int = NOW_MS) -> TimerStore:
         self.store = TimerStore.open(
             recovery.find(self.directory, self.identity, now_ms),
-            partitions=list(self.log),
-            committed=self.committed,
-            frozen=self.frozen,
-            log_starts=self.log_starts,
+            self.committed,
+            log_start=self.log_start,
             cuts=self.cuts,
             now_ms=now_ms,
             limits=self.limits,
+            on_news=self.news.set,
         )
-        resume = self.store.resume_offsets()
-        ends = {name: len(self.log[name]) for name in self.committed}
-        starts = {name: self.log_starts.get(name, 0) if at is None else at for name, at in resume.items()}
-        self.store.start_at(starts, ends)
+        resume = self.store.resume_offset()
+        self.store.start_at(self.log_start if resume is None else resume, len(self.log))
         return self.store
 
     def reopen(self) -> TimerStore:
         self.store.close()
         return self.open()
 
-    def cut(self, offset: int, source: SourceName = ORDERS) -> None:
+    def cut(self, offset: int) -> None:
         """The log loses what lies there and above, and the committed state follows."""
-        del self.log[source][offset:]
-        committed, position = self.committed[source]
-        self.committed[source] = min(committed, offset), position
-        known = self.cuts.get(source, ())
-        lower = tuple(each for each in known if each[1] < offset)
-        self.cuts[source] = (*lower, (known[-1][0] + 1 if known else 1, offset))
+        del self.log[offset:]
+        self.committed = replace(self.committed, offset=min(self.committed.offset, offset))
+        lower = tuple(each for each in self.cuts if each[1] < offset)
+        self.cuts = (*lower, (self.cuts[-1][0] + 1 if self.cuts else 1, offset))
 
-    def produce(self, *due_ms: int | None, source: SourceName = ORDERS) -> None:
-        log = self.log[source]
+    def produce(self, *due_ms: int | None) -> None:
         for due in due_ms:
-            log.append(Record(*source, len(log), due))
+            self.log.append(Record(*ORDERS, len(self.log), due))
 
     def ingest(self) -> int:
         """Everything new, as one batch."""
-        at = self.store.next_offsets()
-        new = [record for name in at for record in self.log[name][at[name] :]]
-        return self.store.append(entries(new), {name: len(self.log[name]) for name in at}, NOW_MS)
+        return self.store.append(entries(self.log[self.store.next_offset :]), len(self.log), NOW_MS)
 
     def deliver(self, now_ms: int = NOW_MS, limit: int = 1_000) -> list[Record]:
         """One transaction, committed and acknowledged."""
         transaction = self.store.begin()
-        return self.commit(transaction, [transaction.take(now_ms, limit)])
+        return self.commit(transaction, [take(transaction, now_ms, limit)])
 
-    def commit(self, transaction: Transaction, parts: Sequence[Rows]) -> list[Record]:
+    def commit(self, transaction: Transaction, parts: Sequence[Taken]) -> list[Record]:
         """Commit what was taken, and acknowledge."""
-        taken = [
-            self.log[self.store.sources.name(source)][offset]
-            for rows in parts
-            for source, offset in zip(rows.source.tolist(), rows.offset.tolist(), strict=True)
-        ]
-        for source, progress in transaction.progress().items():
-            name = self.store.sources.name(source)
-            position = None if progress.position == ORIGIN else self.store.sources.named(progress.position)
-            self.committed[name] = (progress.offset, position)
-            self.frozen[name] = self.store.sources.named_steps(progress.frozen)
+        taken = [self.log[offset] for rows in parts for offset in rows.offset.tolist()]
+        self.committed = transaction.progress()
         transaction.acknowledge()
         self.delivered += taken
         return taken
@@ -113,6 +104,6 @@ class Rig:
         raise AssertionError("no end of it")
 
     def assert_each_delivered_once(self) -> None:
-        keys = [(r.topic, r.partition, r.offset) for r in self.delivered]
-        assert len(keys) == len(set(keys)), "doubled"
-        assert set(keys) == {(r.topic, r.partition, r.offset) for log in self.log.values() for r in log}, "lost"
+        offsets = [record.offset for record in self.delivered]
+        assert len(offsets) == len(set(offsets)), "doubled"
+        assert set(offsets) == {record.offset for record in self.log}, "lost"

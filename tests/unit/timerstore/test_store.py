@@ -13,12 +13,11 @@ import pytest
 
 import timerstore.log.segment
 from tests.unit.timerstore.entries import Record, entries, gather
-from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig, take
 from timerstore.errors import Closed, Misuse
 from timerstore.limits import Limits
-from timerstore.operations.transaction import P_STALE_MS_MAX
 from timerstore.rows.entry import ENTRY
-from timerstore.rows.position import end_of
+from timerstore.rows.position import Position, Progress, end_of
 
 FAR_MS = NOW_MS + 900_000
 SMALL = Limits(
@@ -58,10 +57,10 @@ def test_a_batch_seen_before_changes_nothing(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.produce(FAR_MS, NOW_MS, None)
     assert rig.ingest() == 3
-    batch = entries(rig.log[ORDERS])
-    assert rig.store.append(batch, {ORDERS: 3}, NOW_MS) == 0
+    batch = entries(rig.log)
+    assert rig.store.append(batch, 3, NOW_MS) == 0
     rig.produce(NOW_MS + 1)
-    assert rig.store.append(entries(rig.log[ORDERS][1:]), {ORDERS: 4}, NOW_MS) == 1
+    assert rig.store.append(entries(rig.log[1:]), 4, NOW_MS) == 1
     assert rig.store.stats().pending == 3
     rig.finish(FAR_MS)
     rig.assert_each_delivered_once()
@@ -70,23 +69,22 @@ def test_a_batch_seen_before_changes_nothing(tmp_path: Path) -> None:
 def test_an_empty_batch_moves_the_end(tmp_path: Path) -> None:
     """Markers and aborted records count: O is the end of the batch, not the last record + 1."""
     rig = Rig(tmp_path)
-    assert rig.store.append(ENTRY.empty_table(), {ORDERS: 7}, NOW_MS) == 0
-    assert rig.store.append(pa.Table.from_batches([], schema=ENTRY), {ORDERS: 9}, NOW_MS) == 0
-    assert rig.store.next_offsets() == {ORDERS: 9}
-    assert rig.store.offsets_behind()
-    assert rig.deliver() == [] and rig.committed[ORDERS] == (9, None)
-    assert not rig.store.offsets_behind()
+    assert rig.store.append(ENTRY.empty_table(), 7, NOW_MS) == 0
+    assert rig.store.append(pa.Table.from_batches([], schema=ENTRY), 9, NOW_MS) == 0
+    assert rig.store.next_offset == 9
+    assert rig.store.offset_behind()
+    assert rig.deliver() == [] and rig.committed == Progress(9)
+    assert not rig.store.offset_behind()
 
 
 def test_types_of_columns_may_be_narrower(tmp_path: Path) -> None:
-    """32-bit offsets and times, dictionary-encoded topics, several chunks."""
+    """32-bit offsets and times, several chunks."""
     rig = Rig(tmp_path)
     rig.produce(1_000, 2_000)
-    table = pa.concat_tables([entries(rig.log[ORDERS][:1]), entries(rig.log[ORDERS][1:])])
+    table = pa.concat_tables([entries(rig.log[:1]), entries(rig.log[1:])])
     for name in ("offset", "at"):
         table = table.set_column(table.schema.get_field_index(name), name, table.column(name).cast(pa.int32()))
-    table = table.set_column(0, "topic", table.column("topic").dictionary_encode())
-    assert rig.store.append(table, {ORDERS: 2}, NOW_MS) == 2
+    assert rig.store.append(table, 2, NOW_MS) == 2
     rig.finish(NOW_MS)
     rig.assert_each_delivered_once()
 
@@ -96,17 +94,8 @@ def test_rows_beyond_the_end_they_are_said_to_reach_are_refused(tmp_path: Path) 
     rig = Rig(tmp_path)
     rig.produce(NOW_MS, NOW_MS)
     with pytest.raises(Misuse):
-        rig.store.append(entries(rig.log[ORDERS]), {ORDERS: 1}, NOW_MS)
-    assert rig.store.next_offsets() == {ORDERS: 0} and rig.store.stats().pending == 0
-
-
-def test_rows_of_other_sources_are_left_out(tmp_path: Path) -> None:
-    """Of a partition that is not owned, or of no delay topic."""
-    rig = Rig(tmp_path)
-    rig.produce(NOW_MS)
-    foreign = [Record("delay", 9, 0, NOW_MS), Record("else", 0, 0, NOW_MS)]
-    rig.store.append(entries([*rig.log[ORDERS], *foreign]), {ORDERS: 1}, NOW_MS)
-    assert rig.store.stats().pending == 1
+        rig.store.append(entries(rig.log), 1, NOW_MS)
+    assert rig.store.next_offset == 0 and rig.store.stats().pending == 0
 
 
 def full(rig: Rig) -> None:
@@ -137,10 +126,8 @@ def test_a_thread_that_waits_for_room_beats(tmp_path: Path) -> None:
     """It may wait for minutes, while brokers are away: it is not one that hangs."""
     rig = Rig(tmp_path, limits=SMALL)
     full(rig)
-    batch, beats = [Record(*ORDERS, len(rig.log[ORDERS]), FAR_MS)], queue.SimpleQueue[None]()
-    blocked = Background(
-        lambda: rig.store.append(entries(batch), {ORDERS: batch[0].offset + 1}, NOW_MS, lambda: beats.put(None))
-    )
+    batch, beats = [Record(*ORDERS, len(rig.log), FAR_MS)], queue.SimpleQueue[None]()
+    blocked = Background(lambda: rig.store.append(entries(batch), batch[0].offset + 1, NOW_MS, lambda: beats.put(None)))
     for _ in range(2):
         beats.get(timeout=10)
     assert blocked.is_blocked()
@@ -158,6 +145,9 @@ def test_closing_ends_who_waits_for_room(tmp_path: Path, how: str) -> None:
     assert blocked.is_blocked()
     getattr(rig.store, how)()
     assert isinstance(blocked.comes_back(), Closed)
+    with pytest.raises(Closed):
+        rig.store.append(ENTRY.empty_table(), len(rig.log) + 1, NOW_MS)
+    rig.store.state.must_be_consistent()
     with pytest.raises(Closed):
         rig.ingest()
     if how == "close_intake":
@@ -181,61 +171,20 @@ def test_a_flood_of_late_rows_blocks_ingest_until_they_are_delivered(tmp_path: P
     assert blocked.comes_back() == 1
 
 
-def test_a_source_that_lags_does_not_stop_the_catch_up_of_the_others(tmp_path: Path) -> None:
-    """Before everything is caught up nothing is delivered: what cannot be flushed until then must not block ingest for
-    ever."""
-    rig = Rig(tmp_path / "1", sources=[ORDERS, BILLS], limits=SMALL)
-    rig.produce(*[FAR_MS] * 3, source=BILLS)
-    rig.ingest()
-    rig.deliver()
-    rig.produce(*[FAR_MS] * 200)
-    rig.store.close()
-    rig.directory = tmp_path / "2"
-    rig.open()
-    while rig.store.next_offsets()[ORDERS] < 200:
-        end = rig.store.next_offsets()[ORDERS] + 20
-        rig.store.append(entries(rig.log[ORDERS][end - 20 : end]), {ORDERS: end}, NOW_MS)
-    rig.store.append(entries(rig.log[BILLS]), {BILLS: 3}, NOW_MS)
-    rig.finish(FAR_MS)
-    rig.assert_each_delivered_once()
-
-
 # ---- waiting
 
 
-def test_wait_returns_for_what_is_nearer_only(tmp_path: Path) -> None:
+def test_what_is_nearer_is_news(tmp_path: Path) -> None:
     """The dispatcher sleeps until the next row is due; a later one need not wake it."""
     rig = Rig(tmp_path)
     rig.store.wheel.next_window(NOW_MS)
-    assert rig.store.next_wakeup_ms() is None
-    rig.store.wait(0)
-    waiting = Background(lambda: rig.store.wait(None))
-    rig.produce(NOW_MS + 500)
-    rig.ingest()
-    waiting.comes_back()
-    assert rig.store.next_wakeup_ms() == NOW_MS + 500
-    waiting = Background(lambda: rig.store.wait(None))
-    rig.produce(NOW_MS + 900)
-    rig.ingest()
-    assert waiting.is_blocked()
-    rig.produce(NOW_MS + 100)
-    rig.ingest()
-    waiting.comes_back()
-    assert rig.store.next_wakeup_ms() == NOW_MS + 100
-
-
-def test_wake_and_close_end_a_wait(tmp_path: Path) -> None:
-    """A wake-up that came before the wait counts."""
-    rig = Rig(tmp_path)
-    rig.store.wake()
-    rig.store.wait(None)
-    waiting = Background(lambda: rig.store.wait(None))
-    assert waiting.is_blocked()
-    rig.store.wake()
-    waiting.comes_back()
-    waiting = Background(lambda: rig.store.wait(None))
-    rig.store.close()
-    waiting.comes_back()
+    assert rig.store.next_due_ms() is None
+    for ms, is_nearer in ((500, True), (900, False), (100, True)):
+        rig.news.clear()
+        rig.produce(NOW_MS + ms)
+        rig.ingest()
+        assert rig.news.is_set() == is_nearer
+    assert rig.store.next_due_ms() == NOW_MS + 100
 
 
 # ---- transactions
@@ -251,7 +200,7 @@ def test_nothing_is_handed_out_before_ingest_has_caught_up(tmp_path: Path) -> No
     rig.directory = tmp_path / "2"
     store = rig.open()
     assert not store.is_caught_up()
-    with pytest.raises(Misuse, match="dispatched"):
+    with pytest.raises(Misuse, match="before ingest has reached"):
         store.begin()
     rig.ingest()
     store.begin()
@@ -264,28 +213,27 @@ def test_one_transaction_at_a_time_and_each_ends_once(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match="open"):
         rig.store.begin()
     transaction.acknowledge()
-    for call in (transaction.acknowledge, transaction.rollback, lambda: transaction.take(NOW_MS, 1)):
+    for call in (transaction.acknowledge, lambda: take(transaction, NOW_MS, 1)):
         with pytest.raises(Misuse, match="ended"):
             call()
 
 
 def test_rows_come_in_the_order_of_position(tmp_path: Path) -> None:
-    """By time, then partition, then offset, over as many takes as it needs."""
-    rig = Rig(tmp_path, sources=[ORDERS, BILLS])
+    """By time, then offset, over as many takes as it needs."""
+    rig = Rig(tmp_path)
     rig.store.wheel.next_window(NOW_MS)
     rig.produce(NOW_MS + 7, NOW_MS + 3, NOW_MS + 5, NOW_MS + 3)
-    rig.produce(NOW_MS + 5, NOW_MS + 3, source=BILLS)
     rig.ingest()
     transaction = rig.store.begin()
-    assert len(transaction.take(NOW_MS + 2, 9)) == 0
-    parts = [transaction.take(NOW_MS + 6, 2), transaction.take(NOW_MS + 6, 2), transaction.take(NOW_MS + 6, 9)]
+    assert len(take(transaction, NOW_MS + 2, 9)) == 0
+    parts = [take(transaction, NOW_MS + 6, 2), take(transaction, NOW_MS + 6, 2), take(transaction, NOW_MS + 6, 9)]
     rows = [
-        (at, source, offset)
+        (at - NOW_MS, offset)
         for part in parts
-        for at, source, offset in zip(part.at.tolist(), part.source.tolist(), part.offset.tolist(), strict=True)
+        for at, offset in zip(part.at.tolist(), part.offset.tolist(), strict=True)
     ]
-    assert rows == [(NOW_MS + at, s, o) for at, s, o in ((3, 0, 1), (3, 0, 3), (3, 1, 1), (5, 0, 2), (5, 1, 0))]
-    assert parts[0].source.dtype == np.int32 and parts[0].payload.num_rows == 2
+    assert rows == [(3, 1), (3, 3), (5, 2)]
+    assert parts[0].payload.num_rows == 2
 
 
 def test_a_rolled_back_transaction_has_not_happened(tmp_path: Path) -> None:
@@ -295,10 +243,10 @@ def test_a_rolled_back_transaction_has_not_happened(tmp_path: Path) -> None:
     rig.produce(*range(NOW_MS + 1, NOW_MS + 11))
     rig.ingest()
     transaction = rig.store.begin()
-    assert len(transaction.take(NOW_MS + 5, 99)) == 5
+    assert len(take(transaction, NOW_MS + 5, 99)) == 5
     rig.produce(*range(NOW_MS, NOW_MS + 80))
     rig.ingest()
-    assert len(transaction.take(NOW_MS + 5, 99)) == 6
+    assert len(take(transaction, NOW_MS + 5, 99)) == 6
     transaction.rollback()
     assert rig.store.stats().pending == 90
     rig.finish(NOW_MS + 80)
@@ -312,12 +260,12 @@ def test_what_comes_between_two_takes_may_lie_before_what_was_taken(tmp_path: Pa
     rig.produce(NOW_MS, NOW_MS + 5)
     rig.ingest()
     transaction = rig.store.begin()
-    parts = [transaction.take(NOW_MS + 5, 99)]
+    parts = [take(transaction, NOW_MS + 5, 99)]
     rig.produce(NOW_MS + 3)
     rig.ingest()
-    parts.append(transaction.take(NOW_MS + 5, 99))
+    parts.append(take(transaction, NOW_MS + 5, 99))
     rig.commit(transaction, parts)
-    assert rig.committed[ORDERS] == (3, (NOW_MS + 5, *ORDERS, 1))
+    assert rig.committed == Progress(3, Position(NOW_MS + 5, 1))
     rig.reopen()
     rig.ingest()
     rig.load()
@@ -332,7 +280,7 @@ def test_what_comes_after_the_last_take_is_late(tmp_path: Path) -> None:
     rig.produce(NOW_MS + 5)
     rig.ingest()
     transaction = rig.store.begin()
-    taken = transaction.take(NOW_MS + 5, 99)
+    taken = take(transaction, NOW_MS + 5, 99)
     rig.produce(NOW_MS + 3)
     rig.ingest()
     rig.commit(transaction, [taken])
@@ -365,9 +313,9 @@ def test_a_flood_of_late_rows_is_committed_in_pieces(tmp_path: Path) -> None:
     rig.produce(*[NOW_MS - 1, None] * 5, FAR_MS)
     rig.ingest()
     assert len(rig.deliver(limit=3)) == 3
-    assert rig.committed[ORDERS][0] == 4
+    assert rig.committed.offset == 4
     rig.store.maintenance.flush(NOW_MS)
-    assert rig.reopen().resume_offsets() == {ORDERS: 4}
+    assert rig.reopen().resume_offset() == 4
     rig.ingest()
     rig.finish(FAR_MS)
     rig.assert_each_delivered_once()
@@ -382,47 +330,10 @@ def test_late_rows_in_front_are_not_an_offset_that_could_move(tmp_path: Path) ->
     rig.deliver(NOW_MS + 10)
     rig.produce(NOW_MS + 5)
     rig.ingest()
-    assert not rig.store.offsets_behind()
-    assert rig.store.next_wakeup_ms() == NOW_MS + 5
+    assert not rig.store.offset_behind()
+    assert rig.store.next_due_ms() == NOW_MS + 5
     assert rig.deliver(NOW_MS) == [], "not early, though P has passed it: the clock has stepped back"
     assert len(rig.deliver(NOW_MS + 5)) == 1
-
-
-def test_a_source_that_is_ahead_of_the_others_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """P is kept by source: after a restart dispatch begins at the smallest, and what lies between is late or finished
-    by its own."""
-    rig = Rig(tmp_path, sources=[ORDERS, BILLS])
-    rig.store.wheel.next_window(NOW_MS)
-    rig.produce(NOW_MS, source=BILLS)
-    rig.produce(NOW_MS, NOW_MS + 500)
-    rig.ingest()
-    rig.deliver()
-    rig.deliver(NOW_MS + 500)
-    positions = [position for _, position in rig.committed.values()]
-    assert positions[0] != positions[1], "the one without output was not committed along"
-    rig.reopen()
-    rig.ingest()
-    rig.produce(NOW_MS + 100, NOW_MS + 300, NOW_MS + 200)
-    rig.produce(NOW_MS + 150, source=BILLS)
-    rig.ingest()
-    rig.load()
-    while rig.deliver(NOW_MS + 500, limit=1):
-        rig.reopen()
-        rig.ingest()
-        rig.load()
-    rig.assert_each_delivered_once()
-
-
-def test_an_idle_source_is_committed_along_before_it_falls_far_behind(tmp_path: Path) -> None:
-    """A restart begins at the smallest P."""
-    rig = Rig(tmp_path, sources=[ORDERS, BILLS])
-    rig.produce(NOW_MS, source=BILLS)
-    rig.produce(NOW_MS + 2 * P_STALE_MS_MAX)
-    rig.ingest()
-    rig.store.wheel.next_window(NOW_MS)
-    rig.deliver()
-    rig.deliver(NOW_MS + 2 * P_STALE_MS_MAX)
-    assert rig.committed[ORDERS][1] == rig.committed[BILLS][1]
 
 
 # ---- windows
@@ -520,7 +431,7 @@ def test_many_in_one_millisecond_are_delivered_within_bounded_memory(
     ceiling = 0
     for start in range(0, rows, batch_rows):
         offsets = pa.array(np.arange(start, start + batch_rows))
-        rig.store.append(template.set_column(2, "offset", offsets), {ORDERS: start + batch_rows}, NOW_MS)
+        rig.store.append(template.set_column(0, "offset", offsets), start + batch_rows, NOW_MS)
         rig.store.wheel.next_window(FAR_MS - 1_000)
         if not rig.store.has_room() or rig.store.needs_offset_commit():
             commit(rig)
@@ -534,7 +445,7 @@ def test_many_in_one_millisecond_are_delivered_within_bounded_memory(
     while sum(len(part) for part in delivered) < rows:
         windows += rig.load(FAR_MS)
         transaction = rig.store.begin()
-        delivered.append(transaction.take(FAR_MS, 5_000).offset)
+        delivered.append(take(transaction, FAR_MS, 5_000).offset)
         transaction.acknowledge()
         ceiling = max(ceiling, rig.store.stats().physical_bytes)
     assert (np.concatenate(delivered) == np.arange(rows)).all()
@@ -548,9 +459,8 @@ def test_many_in_one_millisecond_are_delivered_within_bounded_memory(
 def commit(rig: Rig) -> None:
     """An empty transaction, to move O."""
     transaction = rig.store.begin()
-    assert len(transaction.take(NOW_MS, 1)) == 0
-    for progress in transaction.progress().values():
-        rig.committed[ORDERS] = (progress.offset, None)
+    assert len(take(transaction, NOW_MS, 1)) == 0
+    rig.committed = transaction.progress()
     transaction.acknowledge()
 
 
@@ -559,7 +469,7 @@ def commit(rig: Rig) -> None:
 
 def test_a_consistent_look_at_everything(tmp_path: Path) -> None:
     """Counts, by target and by time to go, before and after a flush and a restart."""
-    rig = Rig(tmp_path, sources=[ORDERS, BILLS])
+    rig = Rig(tmp_path)
     rig.load()
     rig.produce(NOW_MS, NOW_MS + 10, FAR_MS, None)
     rig.ingest()
@@ -569,7 +479,7 @@ def test_a_consistent_look_at_everything(tmp_path: Path) -> None:
         stats = store.stats([NOW_MS, FAR_MS, FAR_MS + 10_000])
         assert stats.pending == 2 and stats.pending_by_target == {"orders": 2}
         assert stats.pending_until[-1] == 2 and stats.pending_until[0] <= 1 <= stats.pending_until[1]
-        assert stats.ingested == {ORDERS: 4, BILLS: 0} == stats.committed
+        assert store.next_offset == 4 == store.committed.offset
         assert stats.segments == 1 and stats.segment_bytes == store.state.timerlog.bytes > 0
     assert len(rig.store.state.resident.memtable) == 0
 
@@ -619,15 +529,15 @@ def test_what_a_start_has_read_again_is_flushed_as_soon_as_all_of_it_is_read(tmp
     rig.ingest()
     rig.deliver()
     store = rig.reopen()
-    log, rig.log[ORDERS] = rig.log[ORDERS], rig.log[ORDERS][:35]
+    log, rig.log = rig.log, rig.log[:35]
     rig.ingest()
     assert not store.is_caught_up()
     assert not store.maintenance.flush_due(NOW_MS)
-    rig.log[ORDERS] = log
+    rig.log = log
     rig.ingest()
     assert store.maintenance.flush_due(NOW_MS)
     store.maintenance.flush(NOW_MS)
-    assert rig.reopen().resume_offsets() == {ORDERS: 40}
+    assert rig.reopen().resume_offset() == 40
 
 
 def test_what_came_near_before_the_flush_does_not_keep_its_batch_in_memory(tmp_path: Path) -> None:
@@ -664,7 +574,7 @@ def test_what_came_in_many_batches_and_is_due_next_is_put_together(tmp_path: Pat
     resident = rig.store.state.resident
     before = resident.ready.bytes
     transaction = rig.store.begin()
-    taken = transaction.take(NOW_MS + 7, 1_000)
+    taken = take(transaction, NOW_MS + 7, 1_000)
     assert taken.at.tolist() == list(range(NOW_MS, NOW_MS + 8))
     assert len(np.unique(resident.ready.all().chunk)) == 1
     assert 0 < resident.ready.bytes <= before
@@ -674,72 +584,3 @@ def test_what_came_in_many_batches_and_is_due_next_is_put_together(tmp_path: Pat
     assert [record.due_ms for record in rig.delivered] == list(range(NOW_MS, NOW_MS + 200))
     rig.assert_each_delivered_once()
     assert (resident.ready.bytes, len(resident.chunks)) == (0, 0)
-
-
-def test_a_held_source_that_leaves_no_room_is_named(tmp_path: Path) -> None:
-    """A reject of it waits to be written, and its O with it: what follows cannot be flushed. A store that is opened
-    without that source has room, and later delivers what the other has missed."""
-    limits = Limits(flush_bytes=50_000, flush_interval_ms=1_000)
-    rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=limits)
-    rig.load()
-    rig.store.hold([rig.store.sources.index(*ORDERS)])
-    rig.produce(None)
-    now_ms = NOW_MS
-    while rig.store.has_room():
-        assert not rig.store.blocked_by()
-        now_ms += 10
-        rig.produce(*[now_ms + 3_600_000] * 20)
-        rig.ingest()
-        rig.load(now_ms)
-        rig.deliver(now_ms)
-        rig.store.maintenance.flush(now_ms)
-    assert rig.store.blocked_by() == {ORDERS}
-    both, rig.committed = rig.committed, {BILLS: rig.committed[BILLS]}
-    rig.reopen()
-    assert rig.store.has_room() and not rig.store.blocked_by()
-    rig.produce(now_ms, source=BILLS)
-    rig.ingest()
-    rig.finish(now_ms + 1)
-    rig.committed = {**both, **rig.committed}
-    rig.reopen()
-    rig.ingest()
-    rig.finish(now_ms + 7_200_000)
-    rig.assert_each_delivered_once()
-
-
-@pytest.mark.parametrize("is_held_first", [True, False])
-def test_what_is_late_for_the_others_only_does_not_stop_a_held_source(tmp_path: Path, is_held_first: bool) -> None:
-    """It is above the P of its own source, so O passes it: else nothing of that source could be flushed, its rows
-    would fill the memory, and ingest would stop for every source."""
-    limits = Limits(flush_bytes=50_000, flush_interval_ms=1_000)
-    rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=limits)
-    held, now_ms = [rig.store.sources.index(*ORDERS)], NOW_MS
-
-    def pass_on() -> None:
-        rig.ingest()
-        rig.load(now_ms)
-        rig.deliver(now_ms)
-
-    rig.produce(now_ms - 5)
-    rig.produce(now_ms - 5, source=BILLS)
-    pass_on()
-    if is_held_first:
-        rig.store.hold(held)
-    now_ms += 10
-    rig.produce(now_ms, source=BILLS)
-    pass_on()
-    rig.produce(now_ms - 5)
-    if not is_held_first:
-        rig.ingest()
-        rig.store.hold(held)
-    for _ in range(100):
-        now_ms += 20
-        rig.produce(*[now_ms + 50] * 10)
-        rig.produce(now_ms, source=BILLS)
-        assert rig.store.has_room()
-        pass_on()
-        if rig.store.maintenance.flush_due(now_ms):
-            rig.store.maintenance.flush(now_ms)
-    rig.store.hold(())
-    rig.finish(now_ms + 1_000)
-    rig.assert_each_delivered_once()

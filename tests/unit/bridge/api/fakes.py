@@ -23,6 +23,8 @@ from bridge.api.source import (
 )
 from bridge.dead_letters.listing import LetterPage, PlacedLetter
 from bridge.delivery.targets.target import TargetReport
+from bridge.stores.names import NamedPosition, SourceName
+from bridge.stores.search import SCHEMA, Originals, Page, PendingRow, Query
 from bridge.telemetry.health import Phase
 from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
@@ -31,9 +33,7 @@ from bridge.wire.committed_state import Pause
 from bridge.wire.headers import Origin
 from bridge.wire.letters import Letter, LetterChoice, RedriveReport
 from bridge.wire.reasons import RejectReason
-from timerstore.operations.export import SCHEMA
-from timerstore.operations.find import Count, Originals, Page, PendingRow, PendingState, Query
-from timerstore.rows.sources import NamedPosition, SourceName
+from timerstore.operations.find import Count, PendingState
 
 NOW_MS = 1_800_000_000_000
 ROW = PendingRow(

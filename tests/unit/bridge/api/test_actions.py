@@ -16,10 +16,11 @@ from bridge.api.application import application
 from bridge.api.source import Order
 from bridge.errors import EnvironmentFailure
 from bridge.http.protection import Protection
+from bridge.stores.search import Query
 from bridge.telemetry.health import Phase
 from bridge.wire.headers import MOVED_MAX, NAMED_MAX
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Dispatcher, Letters, Paused, Store, letter, message
-from timerstore.operations.find import PendingState, Query
+from timerstore.operations.find import PendingState
 
 ACTION = {"X-Delay-Bridge-Action": "1"}
 TOKEN = "0123456789abcdef"

@@ -12,11 +12,12 @@ from fastapi.testclient import TestClient
 from bridge.api.application import application
 from bridge.delivery.targets.target import TargetReport
 from bridge.http.protection import Protection
+from bridge.stores.search import Query
 from bridge.telemetry.health import Phase
 from bridge.telemetry.metrics import StoreSnapshot
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Letters, Store, letter, message
 from timerstore.errors import Corrupt
-from timerstore.operations.find import PENDING, PendingState, Query
+from timerstore.operations.find import PENDING, PendingState
 
 ACTION = {"X-Delay-Bridge-Action": "1"}
 

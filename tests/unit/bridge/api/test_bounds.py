@@ -20,15 +20,17 @@ from bridge.api.models import ANSWER_BYTES_MAX, HEADERS_MAX, PREVIEW_BYTES_MAX
 from bridge.api.peers import merge
 from bridge.dead_letters.listing import LetterPage
 from bridge.http.protection import Protection
+from bridge.stores.search import Query
 from bridge.wire import headers as h
 from bridge.wire.letters import TEXT_LENGTH_MAX, RedriveReport, read_letter
+from tests.model.stores import batch
 from tests.unit.bridge.api import fakes
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Letters, Store, letter, message
 from tests.unit.bridge.api.test_export import Bridge as StoreBridge
-from tests.unit.timerstore.entries import Record, entries
-from tests.unit.timerstore.rig import ORDERS, Rig
+from tests.unit.bridge.stores.rig import ORDERS, Rig
+from tests.unit.timerstore.entries import Record
 from timerstore.limits import Limits
-from timerstore.operations.find import KEY_BYTES_MAX, Query
+from timerstore.operations.find import KEY_BYTES_MAX
 
 SLACK_BYTES = 32 << 10
 """Around a list: one item more, the cursor."""
@@ -64,15 +66,15 @@ def test_a_list_has_a_bound_however_long_the_keys_are(tmp_path: Path, is_flushed
         Record(*ORDERS, n, NOW_MS + 3_600_000 + n, key=b"%03d" % n + ESCAPED * LONG_KEY, value=b"")
         for n in range(COUNT)
     ]
-    rig.store.append(entries(records), {ORDERS: COUNT}, NOW_MS)
+    rig.stores.append(batch(records), {ORDERS: COUNT}, NOW_MS)
     if is_flushed:
-        rig.log[ORDERS] += records
+        rig.logs[ORDERS] += records
         rig.deliver(NOW_MS)
-        rig.store.maintenance.flush(NOW_MS)
-        assert len(rig.store.state.timerlog) == 1
-    kept = rig.store.find(Query(), NOW_MS, limit=1_000).rows
+        rig.stores.flush(NOW_MS)
+        assert rig.stores.stats().segments == 1
+    kept = rig.stores.find(Query(), NOW_MS, limit=1_000).rows
     assert {len(row.key or b"") for row in kept} == {KEY_BYTES_MAX + 1}
-    rows = list(all_of(client(StoreBridge(index=rig.store)), "messages", "messages"))
+    rows = list(all_of(client(StoreBridge(index=rig.stores)), "messages", "messages"))
     assert [row["offset"] for row in rows] == list(range(COUNT))
     assert all(row["key"]["truncated"] and len(row["key"]["text"]) == PREVIEW_BYTES_MAX for row in rows)
 

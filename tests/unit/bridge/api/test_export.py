@@ -26,14 +26,15 @@ from bridge.commands.export import export_batches
 from bridge.errors import EnvironmentFailure
 from bridge.http.protection import Protection
 from bridge.settings.model import HttpSettings
+from bridge.stores.stores import Stores
 from dev.harness.waiting import wait_until
+from tests.model.stores import batch
 from tests.unit.bridge.api import fakes
-from tests.unit.timerstore.entries import Record, entries
-from tests.unit.timerstore.rig import ORDERS, Rig
+from tests.unit.bridge.stores.rig import ORDERS, Rig
+from tests.unit.timerstore.entries import Record
 from timerstore.errors import Corrupt
 from timerstore.limits import Limits
 from timerstore.log import segment
-from timerstore.store import TimerStore
 
 LATER_MS = fakes.NOW_MS + 3_600_000
 ROWS = 40
@@ -44,7 +45,7 @@ VALUE = bytes(range(256)) * 1_024
 class Bridge(fakes.Bridge):
     """With a store of its own."""
 
-    index: TimerStore | None = None
+    index: Stores | None = None
 
     def pending(self) -> PendingMessages | None:
         """The real store."""
@@ -62,17 +63,17 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
             Record(*ORDERS, n, LATER_MS + n, value=VALUE, target="orders" if n % 2 else None, id=f"i{n}")
             for n in range(first, first + ROWS // 2)
         ]
-        rig.log[ORDERS] += records
-        rig.store.append(entries(records), {ORDERS: first + ROWS // 2}, fakes.NOW_MS)
+        rig.logs[ORDERS] += records
+        rig.stores.append(batch(records), {ORDERS: first + ROWS // 2}, fakes.NOW_MS)
         if first == 0:
             rig.deliver(fakes.NOW_MS)
-            rig.store.maintenance.flush(fakes.NOW_MS)
-    assert len(rig.store.state.timerlog) == 1
+            rig.stores.flush(fakes.NOW_MS)
+    assert rig.stores.stats().segments == 1
     return rig
 
 
 def listener(rig: Rig, *, show_payloads: bool = True) -> Listener:
-    source = Bridge(index=rig.store)
+    source = Bridge(index=rig.stores)
     return Listener("127.0.0.1", 0, source=source, protection=Protection(), show_payloads=show_payloads)
 
 
@@ -97,7 +98,8 @@ def delay_bridge(served: Listener, *words: str) -> Any:
 def open_files(rig: Rig) -> list[Path]:
     """Of the store, in this process, by way of its segments."""
     found = [each.resolve() for each in Path("/proc/self/fd").iterdir()]
-    return [each for each in found if each.parent == rig.directory.resolve() and ".parquet" in each.name]
+    directory = (rig.directory / "delay" / "0").resolve()
+    return [each for each in found if each.parent == directory and ".parquet" in each.name]
 
 
 FILTERS: list[list[tuple[str, str]]] = [
@@ -178,9 +180,9 @@ def test_a_slow_client_waits_for_nobody_and_loses_nothing(rig: Rig, monkeypatch:
     monkeypatch.setattr("bridge.api.listener.LIMITS", replace(LIMITS, connection_s=0.05))
     with listener(rig) as served, begun(served) as client:
         rig.finish(LATER_MS + 100)
-        rig.store.maintenance.flush(LATER_MS + 100)
-        rig.store.maintenance.reclaim(LATER_MS + 100)
-        assert not list(rig.directory.glob("*.parquet")) and len(made) < 10
+        rig.stores.flush(LATER_MS + 100)
+        rig.stores.reclaim(LATER_MS + 100)
+        assert not list(rig.directory.glob("*/*/*.parquet")) and len(made) < 10
         response = http.client.HTTPResponse(client)
         response.begin()
         assert response.headers.get_content_type() == MEDIA_TYPE
@@ -202,7 +204,7 @@ def test_a_stream_that_breaks_off_is_an_error_and_no_file(
     def damaged(*_: object) -> Iterator[pa.Table]:
         raise Corrupt("checksum", path="x")
 
-    monkeypatch.setattr(segment.Reader, "parts", damaged)
+    monkeypatch.setattr(segment.SegmentReader, "parts", damaged)
     (tmp_path / "a.parquet").write_text("before")
     found = delay_bridge(served, "export", "--to", str(tmp_path / "a.parquet"))
     assert found.exit_code == 3 and "DB-1020 the export has broken off after 20 messages" in found.output

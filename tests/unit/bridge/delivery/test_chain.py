@@ -23,18 +23,16 @@ from bridge.delivery.targets.target import Target
 from bridge.ingest.decode_records import decode_records
 from bridge.ingest.finish import Finish
 from bridge.kafka.errors import Refusal
+from bridge.stores.directory import StoreDirectory
+from bridge.stores.stores import Life, Opening, Stores
 from bridge.wire import headers as h
 from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.reasons import RejectReason
 from bridge.wire.received import Record
 from tests.unit.timerstore.entries import gather
-from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits
-from timerstore.operations import recovery
-from timerstore.rows.position import ORIGIN
-from timerstore.rows.sources import NamedState
-from timerstore.store import TimerStore
+from timerstore.rows.position import NOTHING_FINISHED
 
 DELAY, ORDERS, ANSWERS, LETTERS = "delay", "orders", "answers", "delay.dlt"
 SOURCE = (DELAY, 0)
@@ -72,7 +70,7 @@ class Chain:
         """Headers of what was written to other topics."""
         self._finish = Finish(EPOCHS)
         self._directory = directory
-        self._committed: NamedState = 0, None
+        self._committed = NOTHING_FINISHED
         self._open()
         self._planner = Planner(
             targets=cast("Targets", self),
@@ -83,16 +81,13 @@ class Chain:
         )
 
     def _open(self) -> None:
-        identity = Identity(cluster_id="c", topic_ids={DELAY: "t"})
-        self._store = TimerStore.open(
-            recovery.find(self._directory, identity, self.now_ms),
-            partitions=[SOURCE],
-            committed={SOURCE: self._committed},
-            now_ms=self.now_ms,
-            limits=Limits(),
-        )
-        begins = self._store.resume_offsets()
-        self._store.start_at({SOURCE: begins[SOURCE] or 0}, {SOURCE: len(self.log)})
+        directory = StoreDirectory.take(self._directory, "c", {DELAY: "t"})
+        self._store = Stores(directory, [SOURCE], Limits())
+        found = directory.find(SOURCE, self.now_ms)
+        opening = Opening(found=found, committed=self._committed, log_start=0)
+        prepared = self._store.prepare({SOURCE: opening}, self.now_ms)
+        prepared.start_at({SOURCE: prepared.resume_offsets()[SOURCE] or 0}, {SOURCE: len(self.log)})
+        self._store.add(prepared)
 
     def restart(self, sent_meanwhile: Callable[[], None]) -> None:
         """The bridge ends, and begins after something was sent."""
@@ -132,17 +127,18 @@ class Chain:
         """The delay topic, up to an offset or its end."""
         read, end = self._store.next_offsets()[SOURCE], len(self.log) if end is None else end
         self._store.append(self._finish(decode_records(self.log[read:end], EPOCHS)), {SOURCE: end}, self.now_ms)
-        while (window := self._store.wheel.next_window(self.now_ms)) is not None:
-            self._store.wheel.admit(window, gather(window))
+        while (reading := self._store.upkeep.next_window(self.now_ms)) is not None:
+            self._store.upkeep.admit(reading, gather(reading.window))
 
     def flush(self) -> None:
         """What is far from due goes to disk."""
-        self._store.maintenance.flush(self.now_ms)
+        self._store.upkeep.flush(self.now_ms)
 
     def transact(self) -> None:
-        if not self._store.is_caught_up():
+        self._store.go_live(self._store.arrive())
+        if not self._store.in_life(Life.LIVE):
             return
-        transaction = self._store.begin()
+        transaction = self._store.begin(self.now_ms)
         rows = transaction.take(self.now_ms, 5_000)
         self._planner.begin()
         left, batches = [rows], list[Batch]()
@@ -161,9 +157,7 @@ class Chain:
                     self.send(told, value)
                 else:
                     self.out[batch.topic].append(dict(told))
-        for progress in transaction.progress().values():
-            position = None if progress.position == ORIGIN else self._store.sources.named(progress.position)
-            self._committed = progress.offset, position
+        self._committed = transaction.progress().get(0, self._committed)
         transaction.acknowledge()
 
     # ---- what came of it

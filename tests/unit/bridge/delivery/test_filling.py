@@ -10,8 +10,8 @@ import pytest
 from bridge.delivery.filling import BUSY_ROWS, Filling
 from bridge.delivery.open_transaction import OpenTransaction
 from bridge.delivery.producer.writer import SMALL_RECORDS
+from bridge.stores.stores import Stores
 from tests.manual_clock import ManualClock
-from timerstore.store import TimerStore
 
 INTERVAL_MS = 30
 ROWS_MAX = 10_000
@@ -34,7 +34,7 @@ def test_where_there_is_much_to_deliver_half_of_the_interval_is_enough(rows: int
     for _ in range(2):
         transaction = mock.Mock(rows=rows, bytes=0, opened_s=clock.monotonic_s())
         transaction.loan.take.return_value = ()
-        filling.fill(mock.Mock(spec=TimerStore), cast("OpenTransaction", transaction))
+        filling.fill(mock.Mock(spec=Stores), cast("OpenTransaction", transaction))
         taken.append(transaction.until_ms - clock.now_ms())
     assert taken == [INTERVAL_MS, ahead_ms]
 

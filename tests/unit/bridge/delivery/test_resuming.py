@@ -15,8 +15,8 @@ from bridge.delivery.targets.pauses import Pauses
 from bridge.wire.committed_state import Pause
 from bridge.wire.headers import MOVED_MAX
 from tests.manual_clock import ManualClock
+from tests.unit.bridge.stores.rig import NOW_MS, ORDERS, Rig
 from tests.unit.timerstore.entries import Record
-from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 from timerstore.limits import Limits
 
 LATER_MS = NOW_MS + 1_000_000
@@ -28,20 +28,20 @@ class Bench:
 
     def __init__(self, directory: Path, count: int, rate: int = 100) -> None:
         self.clock = ManualClock(NOW_MS)
-        self.rig = Rig(directory / "store", limits=Limits(horizon_ms=1_000))
-        log = self.rig.log[ORDERS]
+        self.rig = Rig(directory / "store", [ORDERS], Limits(horizon_ms=1_000))
+        log = self.rig.logs[ORDERS]
         for target in ("orders", "bills"):
             log += [self._put_off(len(log) + n, target) for n in range(count)]
         log.append(Record(*ORDERS, len(log), LATER_MS))
         self.rig.ingest()
         self.rig.deliver()
-        self.rig.store.maintenance.flush(NOW_MS)
+        self.rig.stores.flush(NOW_MS)
         self.pauses = Pauses(self.clock)
         self.sent: list[tuple[int, ...]] = []
         self.has_gone = False
         self.resuming = Resuming(
             pauses=self.pauses,
-            store=lambda: self.rig.store,
+            store=lambda: self.rig.stores,
             bring=self._bring,
             read=lambda _: (),
             window_ms=lambda: WINDOW_MS,
@@ -127,9 +127,9 @@ def test_a_partition_that_takes_long_to_join_holds_up_no_other(tmp_path: Path) -
     """A corrupt batch below its committed offset, say. What it holds comes forward when it has joined."""
     bench = Bench(tmp_path, 10)
     bench.resume()
-    with mock.patch.object(bench.rig.store.assignment, "joining", return_value=[ORDERS]):
+    with mock.patch.object(bench.rig.stores, "in_life", return_value=[ORDERS]):
         bench.resuming.look()
     assert not bench.sent
-    with mock.patch.object(bench.rig.store.assignment, "joining", return_value=[("elsewhere", 0)]):
+    with mock.patch.object(bench.rig.stores, "in_life", return_value=[("elsewhere", 0)]):
         bench.resuming.look()
     assert len(bench.brought()) == 10

@@ -12,10 +12,10 @@ from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.setbacks import AGAIN_S, SetbackLog, setbacks
 from bridge.delivery.targets.cache import KNOWN_FOR_S, Targets
+from bridge.stores.names import Sources
 from tests.broker.brokers import MISSING, WELL, Brokers
 from tests.entries import reject, rows_of, timer
 from tests.manual_clock import ManualClock
-from timerstore.rows.sources import Sources
 
 SOURCES: Final = Sources([("delay", 0)])
 BACKOFF_MS: Final = 600_000

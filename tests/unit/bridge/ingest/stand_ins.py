@@ -15,10 +15,12 @@ from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.ingest.plain_reader import NOTHING, PlainReader, Read, by_source
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Life
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.received import Record
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
+from timerstore.rows.position import Progress
 
 A: SourceName = ("delay", 0)
 B: SourceName = ("delay", 1)
@@ -39,35 +41,56 @@ class Store:
     """Keeps each record once, as the real one does; `refuses` is raised for the next rows."""
 
     def __init__(self, committed: Mapping[SourceName, int]) -> None:
-        self.committed = committed
+        self.offsets = committed
         self.ends = dict.fromkeys(committed, 0)
         self.held: dict[SourceName, list[int]] = {name: [] for name in committed}
         self.refuses: Exception | None = None
         self.room = True
         self.beat: Callable[[], None] | None = None
         self.lock = threading.Lock()
+        self.run = 1
+        self.since = dict.fromkeys(committed, 1)
+        """The run in which each partition has come."""
+        self.delivers = False
 
-    def next_offsets(self) -> dict[SourceName, int]:
+    def next_offsets(self, run: int | None = None) -> dict[SourceName, int]:
         with self.lock:
-            return dict(self.ends)
+            return {name: end for name, end in self.ends.items() if run is None or self.since[name] <= run}
 
-    def append(self, rows: pa.Table, ends: Mapping[SourceName, int], _: int, beat: Callable[[], None]) -> int:
+    def append(
+        self, rows: pa.Table, ends: Mapping[SourceName, int], _: int, beat: Callable[[], None], run: int = 1
+    ) -> int:
         self.beat = beat
         if self.refuses is not None and len(rows):
             raise self.refuses
         with self.lock:
+            here = {name for name in self.ends if self.since[name] <= run}
             for name, offsets in by_source(rows):
-                self.held[name] += [o for o in offsets.tolist() if o >= self.ends[name]]
-            for name, end in ends.items():
-                self.ends[name] = max(self.ends[name], end)
+                if name in here:
+                    self.held[name] += [o for o in offsets.tolist() if o >= self.ends[name]]
+            for name in ends.keys() & here:
+                self.ends[name] = max(self.ends[name], ends[name])
         return 0
+
+    def change(self, *, come: Mapping[SourceName, int] | None = None, gone: SourceName | None = None) -> None:
+        """Partitions come, to be read on from an offset, or go."""
+        with self.lock:
+            self.run += 1
+            for name, offset in (come or {}).items():
+                self.ends[name], self.since[name] = offset, self.run
+            if gone is not None:
+                del self.ends[gone]
+
+    def in_life(self, *lives: Life) -> list[SourceName]:
+        if Life.CATCHING_UP in lives:
+            return [name for name, end in self.next_offsets().items() if end < self.offsets.get(name, 0)]
+        return list(self.ends) if self.delivers else []
+
+    def committed(self) -> dict[SourceName, Progress]:
+        return {name: Progress(offset) for name, offset in self.offsets.items()}
 
     def has_room(self) -> bool:
         return self.room
-
-    def is_caught_up(self) -> bool:
-        with self.lock:
-            return all(self.ends.get(name, end) >= end for name, end in self.committed.items())
 
 
 class Plain:
@@ -80,15 +103,13 @@ class Plain:
         self.cannot_read: dict[SourceName, int] = {}
         """Records at which partitions are left."""
         self.at: dict[SourceName, int] = {}
-        self.untils: list[Mapping[SourceName, int] | None] = []
         self.closed = False
         self.wakes = threading.Event()
 
     def assign(self, offsets: Mapping[SourceName, int]) -> None:
         self.at = dict(offsets)
 
-    def poll(self, until: Mapping[SourceName, int] | None = None) -> Read:
-        self.untils.append(until)
+    def poll(self) -> Read:
         if self.fails is not None:
             raise self.fails
         read, tables = Read(entries=NOTHING), []
@@ -96,8 +117,7 @@ class Plain:
             if self.cannot_read.get(name, at + 1) == at:
                 read.left[name] = "a test"
                 continue
-            end = self.log[name] if until is None else min(self.log[name], until[name])
-            end = min(end, self.cannot_read.get(name, end))
+            end = min(self.log[name], self.cannot_read.get(name, self.log[name]))
             if at < end:
                 tables.append(entries(name, at, end))
             else:

@@ -13,8 +13,8 @@ from bridge.ingest.batches.reader import JVM, BatchReader, CorruptBatch, End, Fo
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.settings.clients import system_properties
 from bridge.settings.model import Settings
+from bridge.stores.names import SourceName
 from bridge.wire.received import Record
-from timerstore.rows.sources import SourceName
 
 A: SourceName = ("delay", 0)
 B: SourceName = ("delay", 1)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bridge.ingest.decode_records import decode_records, spread
 from bridge.ingest.finish import ControlHeaders, HeaderLimits, with_schedules
+from bridge.stores.names import NAMED_ENTRY
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 from bridge.wire.reasons import RejectReason
 from tests.decode_examples import (
@@ -37,7 +38,7 @@ from tests.decode_examples import (
     rejected,
 )
 from tests.decode_oracle import copies, oracle, records
-from timerstore.rows.entry import ENTRY, Kind
+from timerstore.rows.entry import Kind
 
 _REASONS = {reason.value: reason for reason in RejectReason}
 
@@ -47,7 +48,7 @@ Epochs = Mapping[tuple[str, int], DecodeEpochs]
 def decoded(rows: Sequence[Row], all_epochs: Epochs = ONE) -> list[Row]:
     """The entries of the records, finished."""
     entries = decode_records([as_record(row) for row in rows], all_epochs)
-    assert entries.schema == ENTRY
+    assert entries.schema == NAMED_ENTRY
     finished = ControlHeaders(all_epochs).taken_out(with_schedules(HeaderLimits(all_epochs).applied(entries)))
     return [{**row, "headers": pairs(row["headers"])} for row in finished.to_pylist()]
 
@@ -134,7 +135,7 @@ def test_rolls_come_up_in_the_last_quarter_of_the_window_whatever_the_sign_of_th
 
 def test_no_records_are_an_empty_table_of_entries() -> None:
     """With all columns."""
-    assert decode_records([], {}).equals(ENTRY.empty_table())
+    assert decode_records([], {}).equals(NAMED_ENTRY.empty_table())
 
 
 def test_a_record_of_an_unknown_partition_is_not_guessed() -> None:

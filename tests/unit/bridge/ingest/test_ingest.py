@@ -24,11 +24,12 @@ from bridge.ingest.ingest import Ingest
 from bridge.ingest.queries import FAILURES_MAX
 from bridge.ingest.watch.hand_over import CLOSE_S, SETTLE_S
 from bridge.ingest.watch.waits import Wait
+from bridge.stores.names import SourceName
+from bridge.stores.stores import Life
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.ingest.stand_ins import EPOCHS, A, B, Batches, Plain, Store, entries, suspects
 from timerstore.errors import Closed, Corrupt, DiskFailure, Misuse
-from timerstore.rows.sources import SourceName
 
 SEEN_S = 10
 
@@ -106,7 +107,6 @@ class Bench:
             make_query=self.make_query,
             make_reader=lambda: self.plain,  # type: ignore[arg-type, return-value]
             store=self.store,  # type: ignore[arg-type]
-            committed=self.store.committed,
             log_starts=lambda _: self.log_starts,
             all_epochs=EPOCHS,
             executor_host=None,
@@ -146,7 +146,7 @@ class Bench:
     def receive(self, frame: pa.Table) -> None:
         """As a connection's thread does."""
         try:
-            self.ingest._queries._take_frame(self.ingest._shared.run, frame)
+            self.ingest._queries._take_frame(self.store.run, frame)
         except Exception as error:  # noqa: BLE001 - as FrameReceiver
             self.ingest._queries._on_take_failure(error)
 
@@ -160,7 +160,7 @@ class Bench:
     def reads(self, name: SourceName, end: int) -> None:
         """The plain reader reads up to `end`."""
         self.plain.log[name] = end
-        wait_until(lambda: self.ingest._shared.read_to.get(name, 0) >= end, SEEN_S, "the plain reader reads")
+        wait_until(lambda: self.ingest._reading.read_to.get(name, 0) >= end, SEEN_S, "the plain reader reads")
 
 
 @pytest.fixture
@@ -225,6 +225,25 @@ def test_a_query_that_is_behind_does_not_serve_yet(made: Callable[..., Bench], i
     wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
 
 
+@pytest.mark.fault("a log that was cut below the position of the plain reader")
+def test_a_query_does_not_wait_for_records_that_its_log_has_lost(made: Callable[..., Bench]) -> None:
+    """The query serves once it has come as far as the plain reader in the mended log."""
+    bench = made()
+    bench.begin()
+    bench.next_stream()
+    bench.reads(A, 20)
+    bench.store.change(gone=A)
+    bench.ingest.begin_anew([A])
+    bench.plain.log[A] = 4
+    bench.store.change(come={A: 4})
+    bench.ingest.begin_anew()
+    stream = bench.next_stream()
+    while stream.offsets != {A: 4, B: 0}:
+        stream = bench.next_stream()
+    stream.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+
+
 def test_on_a_quiet_topic_the_query_serves_as_soon_as_its_tasks_run(made: Callable[..., Bench]) -> None:
     bench = made()
     bench.begin()
@@ -232,32 +251,30 @@ def test_on_a_quiet_topic_the_query_serves_as_soon_as_its_tasks_run(made: Callab
     wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
 
 
-def test_up_to_the_committed_offsets_nothing_is_read_beyond_them(made: Callable[..., Bench]) -> None:
-    """One partition's rows must not fill the memory while another is behind. The query starts when all are there."""
+def test_no_partition_waits_for_another_ones_backlog(made: Callable[..., Bench]) -> None:
+    """Each is read on beyond its committed offset, and the query starts at once."""
     bench = made({A: 3, B: 2})
     bench.plain.log = {A: 9, B: 0}
     bench.begin()
-    wait_until(lambda: bench.store.ends[A] == 3, SEEN_S, "A is read")
-    assert bench.streams.empty() and bench.plain.untils[-1] == {A: 3, B: 2}
-    caught_up = threading.Thread(target=bench.ingest.catch_up, args=(lambda *_: None,))
-    caught_up.start()
-    bench.plain.log[B] = 2
-    assert min(bench.next_stream().offsets.values()) >= 2
-    caught_up.join(SEEN_S)
-    assert not caught_up.is_alive()
-    wait_until(lambda: bench.store.ends[A] == 9, SEEN_S, "the rest of A")
+    wait_until(lambda: bench.store.ends[A] == 9, SEEN_S, "A is read")
+    assert bench.next_stream().offsets[B] == 0 and bench.store.in_life(Life.CATCHING_UP) == [B]
 
 
 def test_a_long_way_to_the_committed_offsets_is_read_by_a_job(
     made: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plain reader rests meanwhile, and the ends are exact, whatever lies behind the last record."""
+    """The plain reader rests meanwhile, and the ends are exact, whatever lies behind the last record. Where another
+    partition is delivered, the query reads it: new messages are not late."""
     monkeypatch.setattr(queries, "JOB_RECORDS_MIN", 10)
     bench = made({A: 30, B: 0})
     bench.begin()
     stream = bench.next_stream()
     assert bench.jobs == [({A: 0, B: 0}, {A: 30, B: 0})]
     assert stream.offsets == {A: 30, B: 0} and bench.store.held[A] == list(range(30))
+    other = made({A: 30, B: 0})
+    other.store.delivers = True
+    other.begin()
+    assert other.next_stream().offsets[A] == 0 and not other.jobs
 
 
 def test_a_query_that_fails_is_started_anew_and_the_plain_reader_reads_meanwhile(made: Callable[..., Bench]) -> None:
@@ -283,55 +300,26 @@ def test_partitions_that_come_or_go_have_both_readers_begin_anew(made: Callable[
     first.opens()
     wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
     first.send(A, 0, 3)
-    run = bench.ingest._shared.run
-    with bench.store.lock:
-        del bench.store.ends[B]
-    bench.ingest.give_up({B})
+    run = bench.store.run
+    bench.store.change(gone=B)
+    bench.ingest.begin_anew({B})
     assert bench.ingest.reader == "plain"
     bench.reads(A, 5)
     assert bench.next_stream().offsets.keys() == {A}
-
-    late = threading.Thread(target=bench.ingest._queries._take_frame, args=(run, entries(B, 7, 9)))
-
-    def come() -> bool:
-        late.start()
-        bench.store.ends[B] = 2
-        return True
-
-    assert bench.ingest.join({B: 2}, come, SEEN_S)
-    late.join(SEEN_S)
+    bench.store.change(come={B: 2})
+    bench.ingest.begin_anew()
+    bench.ingest._queries._take_frame(run, entries(B, 7, 9))
     assert bench.store.held[B] == [] and bench.store.ends[B] == 2
     assert bench.next_stream().offsets == {A: 5, B: 2}
+    wait_until(bench.ingest.is_reading, SEEN_S, "both are read")
     assert first.stopped.is_set() and not bench.failures
-
-
-def test_a_partition_that_goes_while_it_comes_is_not_waited_for(made: Callable[..., Bench]) -> None:
-    """It has left the store by the time that ingest hears of it."""
-    bench = made({A: 0})
-    bench.ingest.start()
-
-    def come_and_go() -> bool:
-        bench.ingest.give_up({B})
-        return True
-
-    assert bench.ingest.join({B: 2}, come_and_go, SEEN_S)
-    wait_until(bench.ingest.is_reading, SEEN_S, "what is left is read")
-
-
-def test_partitions_that_come_do_not_wait_for_ever_for_a_batch(made: Callable[..., Bench]) -> None:
-    """It may wait for room, which maintenance has to make: that is where they come from."""
-    bench = made()
-    with bench.ingest._taking:
-        assert bench.ingest.join({B: 2}, lambda: True, 0.01) is None
-    assert bench.ingest.join({B: 2}, lambda: False, 0.01) is False
-    assert bench.ingest._shared.run == 0
 
 
 def test_a_thread_that_waits_for_room_beats(made: Callable[..., Bench]) -> None:
     """Also where another thread waits for it, and lets no other in. Where there is room, the other one may hang."""
     bench, beats = made(), queue.SimpleQueue[None]()
     beat = partial(beats.put, None)
-    waits = threading.Thread(target=bench.ingest._take, args=(0, entries(A, 0, 2), {A: 2}, beat), daemon=True)
+    waits = threading.Thread(target=bench.ingest._take, args=(1, entries(A, 0, 2), {A: 2}, beat), daemon=True)
     with bench.ingest._taking:
         waits.start()
         with pytest.raises(queue.Empty):
@@ -496,7 +484,10 @@ def test_what_the_plain_reader_leaves_is_read_batch_by_batch_at_once(made: Calla
     bench = made({A: 5, B: 2})
     bench.plain.log |= {A: 5, B: 2}
     bench.plain.cannot_read[A] = 3
+    bench.slots = 0
     bench.begin()
+    wait_until(lambda: bench.store.ends == {A: 5, B: 2}, SEEN_S, "all is read")
+    bench.slots = 2
     assert bench.next_stream().offsets == {A: 5, B: 2}
     assert bench.store.held == {A: list(range(5)), B: [0, 1]}
     assert [each.begin for each in bench.batches.stretches] == [3]

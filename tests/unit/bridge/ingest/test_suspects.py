@@ -13,18 +13,18 @@ import pytest
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.ingest.batches import reading_mark
 from bridge.ingest.batches.choices import BATCHES, SKIPPED, Choices
-from bridge.ingest.batches.reader import CorruptBatch, TooLarge
+from bridge.ingest.batches.reader import CorruptBatch, TooLargeRecord
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import AGAIN_S, AHEAD, FAILURES_MAX, PAUSE_S_MAX, Suspects
 from bridge.kafka.errors import records_gone
+from bridge.stores.names import SourceName
 from bridge.wire.received import Record
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.ingest import stand_ins
 from tests.unit.bridge.ingest.stand_ins import A, B, Batches, Store, suspects
 from timerstore.rows.entry import Kind
-from timerstore.rows.sources import SourceName
 
-BOMB = TooLarge(offset=2, ts=7, by_broker=True, size=700_000_000)
+BOMB = TooLargeRecord(offset=2, ts=7, by_broker=True, size=700_000_000)
 TORN = CorruptBatch(offset=2, next=5, reason="its CRC is wrong")
 QUERY = EnvironmentFailure("Spark cannot read", hint="", reason="Java heap space", code="DB-3017")
 

@@ -19,6 +19,7 @@ from bridge.ingest import queries
 from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.ingest.watch import waits
 from bridge.ingest.watch.hand_over import CLOSE_S, SETTLE_S, HandOver
+from bridge.ingest.watch.reading import Reader
 from bridge.ingest.watch.waits import Then, Wait, Watch
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
@@ -82,17 +83,14 @@ def session(bench: Bench) -> None:
 
 
 def up_to_committed(bench: Bench) -> None:
-    """The plain reader cannot read a record, and Spark waits until all is read: neither waits for ever."""
+    """The plain reader does not come on, and Spark's session may be due later: it is wanted at once."""
     bench.plain.log[A] = 1
-    bench.begin()
-    caught_up = threading.Thread(target=bench.ingest.catch_up, args=(lambda *_: None,), daemon=True)
-    caught_up.start()
-    wait_until(lambda: bench.store.ends == {A: 1, B: 3}, SEEN_S, "all but what cannot be read")
-    passed(bench, Wait.UP_TO_COMMITTED, lambda: bench.jobs)
-    assert bench.jobs[0] == ({A: 1, B: 3}, {A: 3, B: 3})
-    assert bench.next_stream().offsets == {A: 3, B: 3} and not bench.failures
-    caught_up.join(SEEN_S)
-    assert not caught_up.is_alive() and bench.store.held[A] == [0, 1, 2]
+    with mock.patch.object(queries, "want") as want:
+        bench.ingest.start()
+        wait_until(lambda: bench.store.ends == {A: 1, B: 3}, SEEN_S, "all but what cannot be read")
+        passed(bench, Wait.UP_TO_COMMITTED, lambda: want.called)
+    bench.session.set_result(mock.Mock())
+    assert bench.next_stream().offsets == {A: 1, B: 3} and not bench.failures
 
 
 def job_frames(bench: Bench) -> None:
@@ -102,9 +100,9 @@ def job_frames(bench: Bench) -> None:
     bench.holds_job = goes_on
     with mock.patch.object(queries, "JOB_RECORDS_MIN", 1):
         bench.begin()
-        wait_until(lambda: bench.ingest._shared.plain_rests.is_set(), SEEN_S, "the job")
+        wait_until(lambda: bench.ingest._reading.reader is Reader.JOB, SEEN_S, "the job")
         bench.plain.log = {A: 3, B: 3}
-        passed(bench, Wait.JOB_FRAMES, lambda: bench.store.is_caught_up())
+        passed(bench, Wait.JOB_FRAMES, lambda: bench.store.ends == {A: 3, B: 3})
         goes_on.set()
         assert bench.next_stream().offsets == {A: 3, B: 3}
     assert bench.store.held == {A: [0, 1, 2], B: [0, 1, 2]}
@@ -212,13 +210,14 @@ ELSEWHERE: Final = {
     Wait.SLOTS: "unit.bridge.ingest.test_ingest.test_too_few_slots_are_waited_for_and_then_told",
     Wait.CLOSE: "unit.bridge.ingest.test_ingest.test_a_query_that_is_behind_does_not_serve_yet",
     Wait.STARVING: "unit.bridge.ingest.test_ingest.test_quiet_partitions_are_asked_where_they_end",
-    Wait.ROOM_TO_JOIN: "unit.bridge.ingest.test_ingest.test_partitions_that_come_do_not_wait_for_ever_for_a_batch",
+    Wait.STEP_OF_MAINTENANCE: "unit.bridge.runtime.test_pipeline.test_a_partition_that_comes_joins_the_open_store",
     Wait.FLUSH_OF_GONE: (
         "unit.bridge.runtime.test_maintenance_thread.test_what_is_asked_for_is_done_between_two_pieces_of_work"
     ),
     Wait.TOKEN: "unit.bridge.ingest.test_frames.test_one_that_says_nothing_is_closed",
     Wait.DESCRIPTORS: "unit.bridge.ingest.test_frames.test_a_connection_that_cannot_be_accepted_is_accepted_later",
     Wait.COMMANDS: "model.test_commands_first.test_commands_that_are_not_read_in_time_hold_up_nothing_for_longer",
+    Wait.COMMANDS_STILL: "model.test_commands_first.test_other_partitions_wait_for_one_while_it_comes_on",
     Wait.COMMANDS_ROOM: "model.test_commands_first.test_what_leaves_no_room_is_not_waited_for",
 }
 """Waits of which a test of another module shows the end."""

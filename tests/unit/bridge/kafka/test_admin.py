@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from bridge.errors import EnvironmentFailure
 from bridge.kafka import admin
@@ -48,3 +49,9 @@ def test_a_partition_without_a_leader_hides_no_other(monkeypatch: pytest.MonkeyP
             cluster.watermarks([B], of_all=False)
     else:
         assert cluster.watermarks([B], of_all=False) == {}
+
+
+def test_of_no_partition_nothing_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real client would refuse the request."""
+    monkeypatch.setattr(admin, "AdminClient", lambda *_, **__: AdminClient({"bootstrap.servers": "127.0.0.1:1"}))
+    assert Cluster(Settings.of({})).committed("group", []) == {}

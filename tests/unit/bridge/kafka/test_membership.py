@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from bridge.errors import BridgeError, EnvironmentFailure, FencedError, StateError
 from bridge.kafka import membership
 from bridge.kafka.membership import Ownership
+from bridge.stores.names import SourceName
 from timerstore.clock import SystemClock
-from timerstore.rows.sources import SourceName
 
 MINE = [TopicPartition("delay", 0)]
 FENCED = KafkaError(KafkaError.FENCED_INSTANCE_ID, fatal=True)

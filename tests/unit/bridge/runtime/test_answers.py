@@ -15,22 +15,22 @@ from bridge.http.protection import Protection
 from bridge.runtime.answers import Answers
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.settings.model import Settings
+from bridge.stores.search import Query
 from bridge.telemetry.health import Health
 from bridge.telemetry.lateness import LatenessHistogram
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.api.fakes import Paused
+from tests.unit.bridge.stores.rig import NOW_MS, ORDERS, Rig
 from tests.unit.timerstore.entries import Record
-from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
-from timerstore.operations.find import Query
 
 
 def answers(rig: Rig, health: Health, clock: ManualClock) -> Answers:
     """Of a pipeline that has the rig's store."""
     lag = Lag(clock)
     return Answers(
-        pipeline=lambda: cast(Any, SimpleNamespace(store=rig.store)),
+        pipeline=lambda: cast(Any, SimpleNamespace(store=rig.stores)),
         targets=lambda: None,
-        gauges=lambda: snapshot(rig.store, Settings.of({}), clock.now_ms(), lag, None),
+        gauges=lambda: snapshot(rig.stores, Settings.of({}), clock.now_ms(), lag, None),
         lateness=LatenessHistogram(),
         health=health,
         lag=lag,
@@ -45,7 +45,7 @@ def test_what_is_overdue_and_what_comes_next(tmp_path: Path) -> None:
     """Overdue is counted in whole slots of ten seconds, so that nothing is counted before its time."""
     rig, clock, health = Rig(tmp_path), ManualClock(NOW_MS), Health()
     rig.load()
-    rig.produce(NOW_MS + 20_000, NOW_MS + 20_001, NOW_MS + 500_000)
+    rig.produce(ORDERS, NOW_MS + 20_000, NOW_MS + 20_001, NOW_MS + 500_000)
     rig.ingest()
     health.enter("running", ready=True)
     seen = answers(rig, health, clock).overview()
@@ -59,7 +59,7 @@ def test_what_is_overdue_and_what_comes_next(tmp_path: Path) -> None:
 def test_an_index_that_is_not_complete_tells_nothing(tmp_path: Path) -> None:
     """Before O is reached, less would be told than is pending."""
     rig, clock, health = Rig(tmp_path), ManualClock(), Health()
-    rig.produce(NOW_MS + 20_000)
+    rig.produce(ORDERS, NOW_MS + 20_000)
     rig.ingest()
     for phase, is_told in (("recovering", False), ("catching-up", False), ("connecting", True), ("stopping", False)):
         health.enter(phase)
@@ -78,11 +78,11 @@ def test_messages_are_found_through_the_api_until_they_are_delivered(tmp_path: P
     rig.load()
     for n in range(25):
         target = "bills" if n % 5 == 0 else "orders"
-        rig.log[ORDERS].append(Record(*ORDERS, n, NOW_MS + 100_000 + n, target, b"value", f"id-{n}"))
+        rig.logs[ORDERS].append(Record(*ORDERS, n, NOW_MS + 100_000 + n, target, b"value", f"id-{n}"))
     rig.ingest()
     rig.deliver()
     if is_stored:
-        rig.store.maintenance.flush(NOW_MS)
+        rig.stores.flush(NOW_MS)
     health.enter("running", ready=True)
     api = TestClient(application(answers(rig, health, clock), Protection(), show_payloads=True))
 

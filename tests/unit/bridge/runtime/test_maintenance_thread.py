@@ -20,8 +20,8 @@ from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S
 from bridge.telemetry.metrics import Metrics
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
+from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, Rig
 from tests.unit.timerstore.entries import gather
-from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 from timerstore.disk import checkpoint
 from timerstore.errors import Corrupt
 from timerstore.limits import Limits
@@ -44,7 +44,7 @@ class Bench:
         self.beats = 0
         self.budgets: list[float | None] = []
         self.maintenance = MaintenanceThread(
-            store=self.rig.store,
+            store=self.rig.stores,
             clock=self.clock,
             metrics=Metrics(),
             on_corrupt=lambda: self.corrupt.append("corrupt"),
@@ -64,7 +64,7 @@ class Bench:
 
     def take_in(self, *due_ms: int) -> None:
         """These messages are read, and O moves over them."""
-        self.rig.produce(*due_ms)
+        self.rig.produce(ORDERS, *due_ms)
         self.rig.ingest()
         self.rig.deliver(self.clock.now_ms())
 
@@ -80,7 +80,7 @@ class Bench:
 
     @property
     def segments(self) -> int:
-        return len(list(self.rig.directory.glob("segment-*.parquet")))
+        return len(list(self.rig.directory.glob("*/*/segment-*.parquet")))
 
 
 @pytest.fixture
@@ -93,15 +93,13 @@ def no_room(*_: Any, **__: Any) -> None:
 
 
 def test_what_is_asked_for_is_done_between_two_pieces_of_work(bench: Bench) -> None:
-    """At once, again until it is done, and with the others in between; a flush that was asked for is awaited, and finds
-    a full disk to be no failure."""
+    """A flush that was asked for is awaited, concerns the named partitions alone, and finds a full disk to be no
+    failure."""
     bench.take_in(FAR_MS)
-    answers = [False, False, True]
-    bench.maintenance.ask(lambda: answers.pop(0))
-    bench.steps(0.2)
-    assert answers == [] and not bench.maintenance._asked
+    assert not bench.maintenance.pass_step(0)
     bench.maintenance.start()
-    with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
+    assert bench.maintenance.pass_step(10) and bench.maintenance.flush_now(10, [BILLS]) and bench.segments == 0
+    with mock.patch.object(timerstore.log.segment.SegmentWriter, "_note", no_room):
         assert bench.maintenance.flush_now(10)
         assert bench.is_full() and bench.segments == 0
     assert bench.maintenance.flush_now(10)
@@ -114,7 +112,7 @@ def test_what_is_delivered_is_reclaimed_while_no_segment_fits(bench: Bench) -> N
     then goes on by itself."""
     bench.flush(*range(NEAR_MS, NEAR_MS + 100))
     bench.take_in(FAR_MS)
-    with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
+    with mock.patch.object(timerstore.log.segment.SegmentWriter, "_note", no_room):
         bench.steps(70)
         assert bench.is_full()
         bench.clock.advance(NEAR_MS + 100 - bench.clock.now_ms())
@@ -133,7 +131,7 @@ def test_a_checkpoint_that_frees_room_has_its_room_kept(bench: Bench) -> None:
     bench.clock.advance(NEAR_MS + 100 - bench.clock.now_ms())
     bench.steps(1)
     bench.rig.deliver(bench.clock.now_ms())
-    reserve = bench.rig.directory / "reserve"
+    reserve = bench.rig.stores.directory.of(ORDERS) / "reserve"
     assert reserve.exists()
     write = checkpoint._write_text
 
@@ -155,19 +153,18 @@ def test_a_compaction_gives_its_room_back_to_a_flush(bench: Bench, monkeypatch: 
     for _ in range(2):
         bench.flush(*range(FAR_MS, FAR_MS + 200))
     monkeypatch.undo()
-    maintenance = bench.rig.store.maintenance
-    window = maintenance.compaction_window(bench.clock.now_ms())
-    assert window is not None
-    maintenance.compact(window, gather(window))
-    assert list(bench.rig.directory.glob("*.tmp"))
+    loading = bench.rig.stores.next_compaction(bench.clock.now_ms())
+    assert loading is not None
+    bench.rig.stores.compact(loading, gather(loading.window))
+    assert list(bench.rig.directory.glob("*/*/*.tmp"))
     bench.take_in(FAR_MS)
-    with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
+    with mock.patch.object(timerstore.log.segment.SegmentWriter, "_note", no_room):
         while not bench.is_full():
             bench.clock.advance(60_000)
             bench.maintenance._flush_due()
-    assert not list(bench.rig.directory.glob("*.tmp"))
+    assert not list(bench.rig.directory.glob("*/*/*.tmp"))
     bench.steps(70 + COMPACT_INTERVAL_S)
-    assert bench.rig.store.stats().pending == 401 and bench.segments <= 2
+    assert bench.rig.stores.stats().pending == 401 and bench.segments <= 2
 
 
 def test_a_beat_comes_with_every_piece_of_work(bench: Bench) -> None:
@@ -182,22 +179,22 @@ def test_an_errno_is_an_environment_failure_and_leaves_every_file(bench: Bench) 
     """A volume that answers with EIO says nothing about what is on it: the process ends, the index stays."""
     bench.flush(NEAR_MS)
     bench.clock.advance(NEAR_MS - bench.clock.now_ms())
-    before = sorted(path.name for path in bench.rig.directory.iterdir())
+    before = sorted(bench.rig.directory.rglob("*"))
     with mock.patch("timerstore.log.segment.pq.ParquetFile", side_effect=OSError(errno.EIO, "Input/output error")):
         bench.maintenance.start()
         wait_until(lambda: not bench.maintenance.is_alive, 30, "maintenance ends")
     assert [type(error) for error in bench.fatal] == [EnvironmentFailure]
     assert bench.corrupt == []
-    assert sorted(path.name for path in bench.rig.directory.iterdir()) == before
+    assert sorted(bench.rig.directory.rglob("*")) == before
 
 
 def test_damage_asks_for_a_rebuild_and_is_told_where_the_file_cannot_be_set_aside(bench: Bench) -> None:
     """A volume that has become read-only: the thread does not end unnoticed."""
     bench.flush(NEAR_MS)
     bench.clock.advance(NEAR_MS - bench.clock.now_ms())
-    [damaged] = bench.rig.directory.glob("segment-*.parquet")
+    [damaged] = bench.rig.directory.glob("*/*/segment-*.parquet")
     damage = Corrupt("it fails its checksum", path=str(damaged))
-    with mock.patch("bridge.runtime.maintenance_thread.read_window", side_effect=damage):
+    with mock.patch("bridge.stores.upkeep.read_window", side_effect=damage):
         with mock.patch("os.replace", side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))):
             bench.maintenance._run()
         assert [error.code for error in bench.fatal] == ["DB-3025"] and bench.corrupt == []
@@ -238,13 +235,13 @@ def test_a_disk_that_is_really_full_delivers_reclaims_and_goes_on(
     for part in range(4):
         bench.clock.advance(max(0, NEAR_MS + 1_000_000 * part + 1_500 - bench.clock.now_ms()))
         bench.steps(1)
-        assert len(bench.rig.deliver(bench.clock.now_ms(), limit=2_000)) == 1_500
+        assert len(bench.rig.deliver(bench.clock.now_ms(), [2_000])) == 1_500
     bench.steps(2 * FLUSH_AGAIN_S)
     assert not bench.is_full()
-    assert [segment.rows for segment in bench.rig.store.state.timerlog] == [1_000]
+    assert [segment.rows for view in bench.rig.stores.views() for segment in view.segments] == [1_000]
     bench.rig.reopen()
-    assert bench.rig.store.reports == () and bench.rig.store.resume_offsets() == {ORDERS: 7_000}
-    bench.rig.store.close()
+    assert bench.rig.stores.reports == () and bench.rig.stores.resume_offsets()[ORDERS] == 7_000
+    bench.rig.stores.close()
 
 
 def test_the_end_of_a_compaction_has_the_time_that_a_slow_disk_needs(tmp_path: Path) -> None:

@@ -431,7 +431,7 @@ def test_levels_that_are_accepted_fit_into_what_kafka_keeps(level: str) -> None:
         headers_max=most, header_bytes_max=most, payload_bytes_max=most,
     )  # fmt: skip
     state = CommittedState(
-        offset=OFFSET_MAX, position=(UNTIL_MS_MAX, "t" * 249, 9_999, OFFSET_MAX), topic_id="i" * 22, partitions=10_000,
+        offset=OFFSET_MAX, position=(UNTIL_MS_MAX, OFFSET_MAX), topic_id="i" * 22, partitions=10_000,
         epochs=tuple(DecodeEpoch(offset=offset, parameters=parameters) for offset in (0, OFFSET_MAX - 9)),
         first_offset=OFFSET_MAX, frozen=tuple((OFFSET_MAX - 3 + i, UNTIL_MS_MAX, OFFSET_MAX) for i in range(3)),
     )  # fmt: skip

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from bridge.errors import EnvironmentFailure
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Topic, Watermarks
 from bridge.start.facts import _committed_again, gather, plan_start
 from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts
+from bridge.stores.names import SourceName
 from bridge.wire.committed_state import CommittedState
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.start.test_first_commits import PARAMETERS, state, topic
-from timerstore.rows.sources import SourceName
 
 
 def states(plan: StartPlan | None) -> Mapping[SourceName, CommittedState]:
@@ -145,3 +145,25 @@ def test_a_start_names_the_partitions_whose_logs_are_silent(
     else:
         plan = plan_start(group, frozenset(mine), facts, group.clock)
         assert plan is not None and plan.log_marks == {("d", 0): Watermarks(start=2, end=9, epoch=4)}
+
+
+@pytest.mark.fault("expired offsets, and an index of partitions that are another instance's now")
+def test_a_topic_with_an_index_is_no_first_use() -> None:
+    """A start without commits is refused where an index shows earlier deliveries, whoever owns its partition now. All
+    messages would be delivered again."""
+    group: Any = Group({("d", 0)})
+    topics = {"d": Topic(name="d", topic_id="id", partitions=2, replicas=1, leaderless=())}
+    cluster: Any = SimpleNamespace(
+        topics=lambda _: topics, watermarks=lambda names, **_: dict.fromkeys(names, Watermarks(start=0, end=9))
+    )
+
+    def known(names: Collection[SourceName]) -> Collection[SourceName]:
+        assert set(names) == {("d", 0), ("d", 1)}
+        return {("d", 1)}
+
+    def facts() -> StartFacts:
+        return gather(group, cluster, group.owned, parameters={"d": PARAMETERS}, limits={}, known=known)
+
+    with pytest.raises(StateError) as raised:
+        plan_start(group, group.owned, facts, group.clock)
+    assert raised.value.code == "DB-4001" and not group.requests

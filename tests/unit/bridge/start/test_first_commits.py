@@ -123,10 +123,10 @@ def test_nothing_is_planned_for_one_topic_before_the_first_commits_of_another() 
 
 def test_added_partitions_raise_the_committed_count_of_all() -> None:
     """The next transaction of an old partition says that the new ones have commits, so their loss would be noticed."""
-    before = replace(state(4, 1), position=(7, "d", 0, 3))
+    before = replace(state(4, 1), position=(7, 3))
     states = plan(facts(topic((0, 5), (0, 0)), {0: before, 1: state(0, 2)}, owned=(0, 1))).states
     assert {each.partitions for each in states.values()} == {2}
-    assert states["d", 0].position == (7, "d", 0, 3)
+    assert states["d", 0].position == (7, 3)
 
 
 def test_changed_parameters_begin_a_decode_epoch_at_the_committed_offset() -> None:
@@ -165,7 +165,7 @@ def test_where_ingest_begins(
     """At the end of what the open index covers; else where the log, or the bridge's part of it, begins."""
     found = plan(facts(topic(log), {0: state(7, 1, first_offset=first_offset)}))
     assert found.ingest_start({("d", 0): covered}, {("d", 0): 0}) == ({("d", 0): offset}, unheld)
-    assert found.committed == {("d", 0): 7}
+    assert {name: state.offset for name, state in found.states.items()} == {("d", 0): 7}
     assert found.log_marks == {("d", 0): Watermarks(start=log[0], end=log[1])}
 
 
@@ -182,10 +182,19 @@ def test_where_ingest_begins(
 def test_an_index_that_may_hold_what_was_given_up_is_given_up(
     covered: dict[tuple[str, int], int], holds: bool, gives_up: bool, log_start: int
 ) -> None:
-    """As a whole. Of a partition that was given up once, nothing that the index does not cover counts."""
-    found = plan(facts(topic((2, 9)), {0: state(7, 1, first_offset=5)}, covered=covered, holds_given_up=holds))
-    assert found.gives_up_index is gives_up
-    assert found.log_starts == {("d", 0): log_start}
+    """That of its partition. Of a partition that was given up once, nothing that the index does not cover counts."""
+    partition, other = ("d", 0), ("d", 1)
+    found = plan(
+        facts(
+            topic((2, 9), (0, 9)),
+            {0: state(7, 2, first_offset=5), 1: state(7, 2)},
+            owned=(0, 1),
+            covered={**covered, other: 3},
+            holds_given_up=frozenset({partition} if holds else ()),
+        )
+    )
+    assert found.gives_up_index == ({partition} if gives_up else set())
+    assert found.log_starts == {partition: log_start, other: 0}
 
 
 @pytest.mark.parametrize(

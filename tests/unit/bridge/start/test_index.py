@@ -28,4 +28,4 @@ def test_a_directory_that_cannot_be_made_is_the_environments(tmp_path: Path) -> 
         topic_ids=lambda names: dict.fromkeys(names, "id"), describe=lambda: SimpleNamespace(cluster_id="cluster")
     )
     with pytest.raises(EnvironmentFailure, match="cannot use"):
-        find_index(settings, cluster, 0)
+        find_index(settings, cluster)

@@ -27,8 +27,8 @@ from bridge.start.roll_window import COPY_BYTES, TopicLimits, Windows
 from bridge.wire.committed_state import initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock
+from tests.unit.bridge.stores.rig import NOW_MS, ORDERS, Rig
 from tests.unit.timerstore.entries import Record
-from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 
 HOUR = 3_600_000
 FAR = NOW_MS + 10 * HOUR
@@ -58,7 +58,7 @@ class Bench:
         """Look once; returns the events logged."""
         with capture_logs() as entries:
             limits = {DELAY: TopicLimits(retention_ms=retention_ms)}
-            self.guard.look(self.rig.store, limits, marks, {}, {ORDERS: lag_s})
+            self.guard.look(self.rig.stores, limits, marks, {}, {ORDERS: lag_s})
         return [entry["event"] for entry in entries]
 
     def must_flush(self) -> bool:
@@ -74,7 +74,7 @@ def test_headroom_is_what_the_largest_window_lag_and_lateness_leave(bench: Bench
     """The largest window that records in the log were read with, not the one that is configured now."""
     assert bench.look(5 * HOUR) == []
     assert bench.guard.headroom_s == {DELAY: 3 * 3_600}
-    bench.rig.produce(NOW_MS - 500_000)
+    bench.rig.produce(ORDERS, NOW_MS - 500_000)
     bench.rig.ingest()
     bench.rig.load()
     bench.look(5 * HOUR, lag_s=600)
@@ -93,7 +93,7 @@ def test_the_size_of_copies_follows_the_topic(bench: Bench) -> None:
 
 
 def test_a_message_that_was_dated_back_uses_up_no_retention(bench: Bench) -> None:
-    bench.rig.log[ORDERS].append(Record(*ORDERS, 0, 1, ts_ms=NOW_MS - 1_000))
+    bench.rig.logs[ORDERS].append(Record(*ORDERS, 0, 1, ts_ms=NOW_MS - 1_000))
     bench.rig.ingest()
     bench.rig.load()
     assert bench.look(3 * HOUR) == []
@@ -116,7 +116,7 @@ def test_a_retention_that_is_too_short_is_told_once(bench: Bench) -> None:
 def test_pending_messages_without_a_record_are_an_alarm_and_not_the_end(bench: Bench) -> None:
     """The messages are in the index alone, at first in memory: log, gauge, /readyz and the committed state report that
     until they are delivered."""
-    bench.rig.produce(FAR, FAR + 1, FAR + 2)
+    bench.rig.produce(ORDERS, FAR, FAR + 1, FAR + 2)
     bench.rig.ingest()
     assert bench.look(5 * HOUR) == []
     trimmed = {ORDERS: Watermarks(start=2, end=10)}
@@ -128,7 +128,7 @@ def test_pending_messages_without_a_record_are_an_alarm_and_not_the_end(bench: B
     bench.rig.deliver()
     bench.look(5 * HOUR, trimmed)
     assert bench.must_flush()
-    bench.rig.store.maintenance.flush(NOW_MS)
+    bench.rig.stores.flush(NOW_MS)
     assert bench.look(5 * HOUR, trimmed) == ["unfinished-records-deleted"]
     assert "delivered from store.directory alone" in bench.guard.alarms()[0]
     assert not bench.must_flush() and bench.guard.gone == {ORDERS: 2}, "the last row of the segment is still there"
@@ -142,7 +142,7 @@ def test_pending_messages_without_a_record_are_an_alarm_and_not_the_end(bench: B
 
 def test_what_is_gone_is_known_after_a_start(bench: Bench) -> None:
     """From the committed states, though the log alone would not tell."""
-    bench.rig.produce(FAR, FAR + 1)
+    bench.rig.produce(ORDERS, FAR, FAR + 1)
     bench.rig.ingest()
     bench.guard.expect({ORDERS: replace(STATE, gone_below=1)})
     bench.look(5 * HOUR)
@@ -163,9 +163,9 @@ def test_the_end_of_what_is_gone_is_soon_known(bench: Bench) -> None:
             return {}
 
     def refresh() -> None:
-        bench.guard.refresh(cast(Cluster, Brokers()), bench.rig.store, MARKS, {ORDERS: 0.0})
+        bench.guard.refresh(cast(Cluster, Brokers()), bench.rig.stores, MARKS, {ORDERS: 0.0})
 
-    bench.rig.produce(FAR, FAR + 1)
+    bench.rig.produce(ORDERS, FAR, FAR + 1)
     bench.rig.ingest()
     bench.guard.expect({ORDERS: replace(STATE, gone_below=1)})
     refresh()

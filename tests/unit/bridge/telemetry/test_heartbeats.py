@@ -41,7 +41,6 @@ from bridge.runtime.restart import Restart
 from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
-from bridge.start.identity_watch import LookResult
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Beat, Heartbeats, Repeating
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
@@ -207,8 +206,8 @@ def main(bench: Bench, _: Path) -> Iterator[Case]:
     bench.hearts = application._hearts
     store = SimpleNamespace(next_offsets=dict)
     pipeline: Any = SimpleNamespace(
-        store=store, look_at_retention=lambda _: None, cancel=lambda: None, blocked_by=frozenset,
-        look_at_identity=lambda _: bench.gate() or LookResult.NONE,
+        store=store, look_at_retention=lambda _: None, cancel=lambda: None, is_catching_up=lambda: True,
+        look_at_identity=lambda _: bench.gate() or False,
     )  # fmt: skip
     application._pipeline = pipeline
     application._conditions = cast(Any, SimpleNamespace(look=lambda _: None, alarms=tuple, counts=dict))
@@ -255,11 +254,12 @@ def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], 
         never.wait(0.02)
 
     store: Any = SimpleNamespace(
-        is_caught_up=lambda: True,
         is_clock_behind=lambda _: False,
         next_offsets=dict,
         has_room=lambda: True,
-        assignment=SimpleNamespace(joining=list),
+        in_life=lambda *_: [],
+        go_live=list,
+        read_again=lambda: None,
         next_wakeup_ms=lambda: None,
         offsets_behind=lambda: False,
         needs_offset_commit=lambda: False,
@@ -313,10 +313,11 @@ def ingesting(
     poll: Callable[..., Any],
     *,
     room: bool = True,
-    behind: bool = False,
 ) -> Ingest:
-    """With a session that is there already, and a store that has caught up unless it has no room, or is `behind`."""
-    store: Any = SimpleNamespace(next_offsets=dict, has_room=lambda: room, is_caught_up=lambda: room and not behind)
+    """With a session that is there already, and a store that may have no room."""
+    store: Any = SimpleNamespace(
+        run=1, next_offsets=lambda _=None: {}, committed=dict, has_room=lambda: room, in_life=lambda *_: []
+    )
     session: Future[Any] = Future()
     session.set_result(mock.Mock())
     return Ingest(
@@ -324,7 +325,6 @@ def ingesting(
         make_query=make_query,
         make_reader=lambda: SimpleNamespace(assign=lambda _: None, poll=poll, close=lambda: None),  # type: ignore[arg-type, return-value]
         store=store,
-        committed={},
         log_starts=dict,
         all_epochs={},
         executor_host=None,
@@ -342,10 +342,9 @@ def ingesting(
 def plain_reader(bench: Bench, directory: Path) -> Iterator[Case]:
     """Polls a client that does not come back."""
     never = threading.Event()
-    query = SimpleNamespace(awaitTermination=lambda _: never.wait(0.02), stop=lambda: None)
-    ready = SimpleNamespace(slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
-    poll = lambda _: bench.gate() or never.wait(0.02) or Read(entries=NOTHING)  # noqa: E731
-    made = ingesting(bench, directory, lambda *_: ready, poll, behind=True)
+    ready = SimpleNamespace(slots=lambda: -1)  # the query waits for more
+    poll = lambda: bench.gate() or never.wait(0.02) or Read(entries=NOTHING)  # noqa: E731
+    made = ingesting(bench, directory, lambda *_: ready, poll)
     made.start()
     yield Case(bench)
     made.stop(SEEN_S)
@@ -357,7 +356,7 @@ def query(bench: Bench, directory: Path) -> Iterator[Case]:
     never = threading.Event()
     query = SimpleNamespace(awaitTermination=lambda _: bench.gate() or never.wait(0.02), stop=lambda: None)
     ready = SimpleNamespace(slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
-    made = ingesting(bench, directory, lambda *_: ready, lambda _: never.wait(0.02) or Read(entries=NOTHING))
+    made = ingesting(bench, directory, lambda *_: ready, lambda: never.wait(0.02) or Read(entries=NOTHING))
     made.start()
     yield Case(bench)
     made.stop(SEEN_S)
@@ -366,16 +365,13 @@ def query(bench: Bench, directory: Path) -> Iterator[Case]:
 @contextmanager
 def maintenance(bench: Bench, _: Path) -> Iterator[Case]:
     """Waits for a disk that does not answer."""
-    maintenance = SimpleNamespace(
-        flush_due=lambda _: False,
-        reclaim=lambda _: None,
-        compaction_window=lambda _: None,
+    upkeep = SimpleNamespace(
+        flush_due=lambda _: False, reclaim=lambda _: 0, next_compaction=lambda _: None, next_window=bench.gate
     )
     store: Any = SimpleNamespace(
-        maintenance=maintenance,
-        wheel=SimpleNamespace(next_window=bench.gate),
+        upkeep=upkeep,
+        remove_left=lambda _: 0,
         stats=lambda: SimpleNamespace(memtable_bytes=1, segments=0),
-        timerlog=(),
         limits=SimpleNamespace(flush_bytes=1 << 20, ready_rows_bytes=1 << 20, segment_bytes_max=1 << 20),
     )
     made = MaintenanceThread(
@@ -589,33 +585,27 @@ def test_every_thread_that_is_watched_is_among_them() -> None:
 
 
 def test_a_store_that_is_full_is_waited_for(bench: Bench, tmp_path: Path) -> None:
-    """For any time: a disk may be full for hours. Both readers show that they are there, and so does the main thread,
-    which waits for them while the index catches up."""
-    never, told = threading.Event(), threading.Event()
+    """For any time: a disk may be full for hours. Both readers show that they are there."""
+    never = threading.Event()
     query = SimpleNamespace(awaitTermination=lambda _: never.wait(0.02), stop=lambda: None)
     ready = SimpleNamespace(slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
-    made = ingesting(bench, tmp_path, lambda *_: ready, lambda _: Read(entries=NOTHING), room=False)
+    made = ingesting(bench, tmp_path, lambda *_: ready, lambda: Read(entries=NOTHING), room=False)
     made.start()
-    catching_up = threading.Thread(target=made.catch_up, args=(lambda *_: told.set(),), daemon=True)
-    catching_up.start()
     for _ in range(2):
         wait_until(lambda: bench.hearts.ages().keys() == {"ingest", "query"}, SEEN_S, "both have begun")
         bench.clock.advance(int(1_000 * SPARK_S))
-        told.clear()
         wait_until(lambda: bench.silent_s("query") == bench.silent_s("ingest") == 0, SEEN_S, "both show life")
-        assert told.wait(SEEN_S)
     made.stop(SEEN_S)
-    catching_up.join(SEEN_S)
-    assert not catching_up.is_alive()
 
 
 def test_a_flush_has_the_time_that_a_slow_disk_needs(bench: Bench) -> None:
     """All that may be in memory, at a megabyte a second."""
     gate = Gate()
     limits = SimpleNamespace(flush_bytes=128 << 20, ready_rows_bytes=256 << 20, segment_bytes_max=1 << 30)
-    maintenance = SimpleNamespace(flush_due=lambda _: True, flush=gate)
-    wheel = SimpleNamespace(next_window=lambda _: None)
-    store: Any = SimpleNamespace(maintenance=maintenance, wheel=wheel, limits=limits)
+    upkeep = SimpleNamespace(
+        flush_due=lambda _: True, flush=lambda *_, **__: gate(), reclaim=lambda _: 0, next_window=lambda _: None
+    )
+    store: Any = SimpleNamespace(upkeep=upkeep, limits=limits, remove_left=lambda _: 0)
     made = MaintenanceThread(
         store=store,
         clock=bench.clock,

@@ -13,14 +13,14 @@ import pytest
 import timerstore.cancels.cancels
 import timerstore.disk.column_file
 from tests.unit.timerstore.entries import Record, entries
-from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig, take
 from timerstore.cancels import tombstones
 from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.disk import files
 from timerstore.errors import DiskFull
 from timerstore.limits import Limits
 from timerstore.operations.transaction import Transaction
-from timerstore.rows.sources import SourceName
+from timerstore.rows.position import Position, Progress
 
 SOON_MS, FAR_MS = NOW_MS + 20_000, NOW_MS + 900_000
 DAY_MS = 86_400_000
@@ -28,23 +28,22 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
+    rig = Rig(tmp_path / "store")
     rig.load()
     return rig
 
 
-def send(rig: Rig, due_ms: int | None, id: str | None, source: SourceName = ORDERS, **more: object) -> Record:
-    log = rig.log[source]
-    log.append(replace(Record(*source, len(log), due_ms, id=id), **more))  # type: ignore[arg-type]
-    return log[-1]
+def send(rig: Rig, due_ms: int | None, id: str | None, **more: object) -> Record:
+    rig.log.append(replace(Record(*ORDERS, len(rig.log), due_ms, id=id), **more))  # type: ignore[arg-type]
+    return rig.log[-1]
 
 
-def cancel(rig: Rig, id: str, source: SourceName = ORDERS) -> Record:
-    return send(rig, None, id, source, cancels=True)
+def cancel(rig: Rig, id: str) -> Record:
+    return send(rig, None, id, cancels=True)
 
 
-def cancel_origin(rig: Rig, origin: int, source: SourceName = ORDERS) -> Record:
-    return send(rig, None, None, source, cancels=True, origin=origin)
+def cancel_origin(rig: Rig, origin: int) -> Record:
+    return send(rig, None, None, cancels=True, origin=origin)
 
 
 def delivered(rig: Rig, until_ms: int) -> list[Record]:
@@ -55,18 +54,17 @@ def delivered(rig: Rig, until_ms: int) -> list[Record]:
 
 
 def test_a_cancelled_timer_is_not_delivered_and_others_are(rig: Rig) -> None:
-    """A cancel finishes the timers of its id and its source that were sent before it, and nothing else."""
+    """A cancel finishes the timers of its id that were sent before it, and nothing else."""
     send(rig, SOON_MS, "a")
     others = [
         send(rig, SOON_MS, "b"),
         send(rig, SOON_MS, None),
-        send(rig, SOON_MS, "a", source=BILLS),
         send(rig, SOON_MS, "A"),
     ]
     cancel(rig, "a")
     others.append(send(rig, SOON_MS, "a"))
     rig.ingest()
-    assert rig.store.stats().pending == 5
+    assert rig.store.stats().pending == 4
     assert rig.store.stats().cancelled == 1
     assert sorted(map(repr, delivered(rig, SOON_MS))) == sorted(map(repr, others))
     assert rig.store.stats().pending == 0
@@ -82,7 +80,7 @@ def test_a_cancel_reaches_a_timer_wherever_it_is(rig: Rig, due_ms: int, flushed:
     if flushed:
         rig.store.begin().rollback()
         transaction = rig.store.begin()
-        rig.commit(transaction, [transaction.take(NOW_MS - 10_000, 10)])
+        rig.commit(transaction, [take(transaction, NOW_MS - 10_000, 10)])
         rig.store.maintenance.flush(NOW_MS)
     before = rig.store.stats([due_ms + 30_000])
     cancel(rig, "a")
@@ -104,7 +102,7 @@ def test_a_replace_takes_the_place_of_what_came_before(rig: Rig) -> None:
     assert rig.store.stats().pending == 1
     third = send(rig, SOON_MS + 2, "a", replace=True)
     twin = replace(third, due_ms=None, cancels=True)
-    assert rig.store.append(entries([twin, third]), {ORDERS: 3}, NOW_MS) == 2
+    assert rig.store.append(entries([twin, third]), 3, NOW_MS) == 2
     assert rig.store.stats().pending == 1
     assert third in delivered(rig, SOON_MS + 2)
     assert second not in rig.delivered
@@ -117,11 +115,11 @@ def test_both_rows_of_an_offset_are_finished_or_none(rig: Rig) -> None:
     rig.deliver(NOW_MS + 5_000)
     timer = send(rig, NOW_MS + 1_000, "a", replace=True)
     twin = replace(timer, due_ms=None, cancels=True)
-    rig.store.append(entries([twin, timer]), {ORDERS: 2}, NOW_MS)
+    rig.store.append(entries([twin, timer]), 2, NOW_MS)
     assert rig.deliver(NOW_MS) == []
-    assert rig.committed[ORDERS][0] == 1
+    assert rig.committed.offset == 1
     assert len(rig.deliver(NOW_MS + 1_000)) == 2
-    assert rig.committed[ORDERS][0] == 2
+    assert rig.committed.offset == 2
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["commit", "abort"])
@@ -130,7 +128,7 @@ def test_a_timer_that_is_on_loan_is_delivered_or_cancelled(rig: Rig, committed: 
     send(rig, NOW_MS, "a")
     rig.ingest()
     transaction = rig.store.begin()
-    rows = transaction.take(NOW_MS, 10)
+    rows = take(transaction, NOW_MS, 10)
     assert len(rows) == 1
     cancel(rig, "a")
     rig.ingest()
@@ -143,7 +141,7 @@ def test_a_timer_that_is_on_loan_is_delivered_or_cancelled(rig: Rig, committed: 
     assert rig.store.stats().cancelled == (0 if committed else 1)
     assert delivered(rig, NOW_MS) == []
     assert len([record for record in rig.delivered if not record.cancels]) == (1 if committed else 0)
-    assert rig.committed[ORDERS][0] == 2
+    assert rig.committed.offset == 2
 
 
 def test_a_copy_is_cancelled_with_its_original(rig: Rig) -> None:
@@ -195,7 +193,7 @@ def test_many_cancelled_timers_are_passed_without_output(rig: Rig) -> None:
     last = send(rig, NOW_MS, None)
     rig.ingest()
     assert [r for r in rig.deliver(limit=1_000) if not r.cancels] == [last]
-    assert rig.committed[ORDERS] == (61, (NOW_MS, *ORDERS, 60))
+    assert rig.committed == Progress(61, Position(NOW_MS, 60))
     for i in range(100):
         send(rig, SOON_MS, str(i))
     rig.ingest()
@@ -205,7 +203,7 @@ def test_many_cancelled_timers_are_passed_without_output(rig: Rig) -> None:
     rig.ingest()
     rig.deliver(NOW_MS)
     transaction = rig.store.begin()
-    assert rig.commit(transaction, [transaction.take(SOON_MS + 1, 10)]) == [last]
+    assert rig.commit(transaction, [take(transaction, SOON_MS + 1, 10)]) == [last]
 
 
 def test_a_cancel_that_is_read_during_a_flush_is_kept(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +249,7 @@ def test_what_happens_while_a_cancel_is_looked_up(rig: Rig, monkeypatch: pytest.
             rig.deliver(NOW_MS)
         elif what == "take":
             transactions.append(rig.store.begin())
-            assert len(transactions[0].take(NOW_MS, 1)) == 1
+            assert len(take(transactions[0], NOW_MS, 1)) == 1
         else:
             rig.finish(NOW_MS - 1)
         return judged
@@ -356,29 +354,6 @@ class TestExpiry:
         assert [record for record in rig.delivered[count:] if not record.cancels] == []
         assert self.age(rig, due_ms + self.KEEP_MS) == 0
 
-    def test_it_waits_for_a_partition_that_is_elsewhere(self, tmp_path: Path) -> None:
-        """While another instance owns a partition, what is pending of it is not known here: its cancels are kept."""
-        rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS], limits=self.LIMITS)
-        due_ms = NOW_MS + DAY_MS
-        send(rig, due_ms, "a", source=BILLS)
-        cancel(rig, "a", source=BILLS)
-        cancel(rig, "a", source=ORDERS)
-        rig.ingest()
-        rig.deliver()
-        rig.store.maintenance.flush(NOW_MS)
-        away = {BILLS: (rig.log.pop(BILLS), rig.committed.pop(BILLS))}
-        rig.store.close()
-        rig.open(NOW_MS)
-        for _ in range(2):
-            assert self.age(rig, NOW_MS + 2 * self.KEEP_MS) == 1
-        rig.log[BILLS], rig.committed[BILLS] = away[BILLS]
-        rig.reopen()
-        rig.ingest()
-        assert rig.store.stats().pending == 0
-        count = len(rig.delivered)
-        rig.finish(due_ms)
-        assert rig.delivered[count:] == []
-
 
 class TestFiles:
     """Tombstones on disk."""
@@ -390,14 +365,14 @@ class TestFiles:
         for _ in range(5):
             assert not rig.store.maintenance.flush_due(NOW_MS)
             for _ in range(10):
-                cancel(rig, f"{len(rig.log[ORDERS])}")
+                cancel(rig, f"{len(rig.log)}")
             rig.ingest()
             assert rig.store.maintenance.flush_due(NOW_MS)
             rig.store.maintenance.flush(NOW_MS)
             assert rig.store.state.cancels.tombstones.memory_rows == 0
         assert rig.store.stats().tombstones == 50
         for _ in range(20):
-            cancel(rig, f"{len(rig.log[ORDERS])}")
+            cancel(rig, f"{len(rig.log)}")
         rig.ingest()
         assert not rig.store.has_room()
         rig.store.maintenance.flush(NOW_MS)
@@ -439,7 +414,7 @@ class TestFiles:
             path.unlink()
         store = rig.open()
         assert "rebuilt from Kafka" in store.reports[0]
-        assert store.resume_offsets() == {ORDERS: None, BILLS: None}
+        assert store.resume_offset() is None
         rig.ingest()
         assert store.stats().pending == 0
         assert delivered(rig, FAR_MS) == []
@@ -527,7 +502,6 @@ class TestByOrigin:
             rig.store.maintenance.flush(NOW_MS)
         for _ in range(2):
             cancel_origin(rig, 1)
-            cancel_origin(rig, 1, source=BILLS)
             rig.ingest()
             stats = rig.store.stats()
             assert (stats.pending, stats.cancelled) == (1, 2)
@@ -545,7 +519,7 @@ class TestByOrigin:
         """In the files, with the counts; and by the log, when the directory is lost."""
         send(rig, FAR_MS, None)
         send(rig, FAR_MS, "b")
-        send(rig, FAR_MS, None, source=BILLS)
+        send(rig, FAR_MS, None)
         rig.ingest()
         cancel_origin(rig, 0)
         cancel_origin(rig, 1)
@@ -561,7 +535,7 @@ class TestByOrigin:
         send(rig, FAR_MS, None, origin=0, rolls=1)
         rig.ingest()
         assert store.stats().pending == 1
-        assert [(record.partition, record.offset) for record in delivered(rig, FAR_MS)] == [(1, 0)]
+        assert [record.offset for record in delivered(rig, FAR_MS)] == [2]
 
     def test_it_names_nothing_that_comes_later_or_elsewhere(self, rig: Rig) -> None:
         """What is sent after it is not cancelled; a cancel that was for another partition cancels nothing here."""
@@ -574,10 +548,9 @@ class TestByOrigin:
         assert delivered(rig, SOON_MS) == sent
 
     def test_an_offset_that_no_record_can_have_is_in_no_index(self, rig: Rig) -> None:
-        """15 digits are more than 48 bits: such an origin would be looked up as one of another source."""
-        far = [send(rig, FAR_MS, None), send(rig, FAR_MS, None, source=BILLS)]
+        """15 digits are more than 48 bits."""
+        far = [send(rig, FAR_MS, None), send(rig, FAR_MS, None)]
         cancel_origin(rig, 10**15 - 1)
-        cancel_origin(rig, 10**15 - 1, source=BILLS)
         rig.ingest()
         rig.deliver()
         rig.store.maintenance.flush(NOW_MS)

@@ -16,7 +16,9 @@ import pytest
 
 from dev.harness.waiting import wait_until
 from tests.unit.timerstore.entries import Record, entries
-from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
+from tests.unit.timerstore.rig import take as take_from
+from timerstore.budget import Budgets
 from timerstore.cancels import effects, id_index
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decision, Effect
@@ -25,11 +27,9 @@ from timerstore.cancels.effects import _Found
 from timerstore.clock import SystemClock
 from timerstore.errors import Closed
 from timerstore.operations import transaction as operations_transaction
-from timerstore.operations.find import PENDING, PendingState, Query
-from timerstore.operations.transaction import Rows, Transaction
+from timerstore.operations.find import PENDING, LogQuery, PendingState
+from timerstore.operations.transaction import Taken, Transaction
 from timerstore.rows.entry import PAYLOAD, Kind
-from timerstore.rows.position import Int64s, pack
-from timerstore.rows.sources import SourceName
 
 SOON_MS, FAR_MS = NOW_MS + 1_000, NOW_MS + 100_000
 FEW = 10
@@ -38,24 +38,19 @@ FEW = 10
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(effects, "ROWS_MAX", FEW)
-    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
+    rig = Rig(tmp_path / "store")
     rig.load()
     return rig
 
 
-def write(rig: Rig, due_ms: int | None, source: SourceName = ORDERS, **more: Any) -> Record:
-    log = rig.log[source]
-    log.append(replace(Record(*source, len(log), due_ms), **more))
-    return log[-1]
+def write(rig: Rig, due_ms: int | None, **more: Any) -> Record:
+    rig.log.append(replace(Record(*ORDERS, len(rig.log), due_ms), **more))
+    return rig.log[-1]
 
 
-def seqs(rows: Rows) -> Int64s:
-    return pack(rows.source.astype(np.int64), rows.offset)
-
-
-def take(rig: Rig, now_ms: int = NOW_MS, limit: int = 10) -> tuple[Transaction, Rows]:
+def take(rig: Rig, now_ms: int = NOW_MS, limit: int = 10) -> tuple[Transaction, Taken]:
     transaction = rig.store.begin()
-    return transaction, transaction.take(now_ms, limit)
+    return transaction, take_from(transaction, now_ms, limit)
 
 
 def several(*offsets: int) -> dict[str, Any]:
@@ -67,7 +62,7 @@ def decide(rig: Rig, now_ms: int = NOW_MS) -> Decision:
     """What the one command that was written comes to."""
     rig.ingest()
     transaction, rows = take(rig, now_ms)
-    (decided,) = transaction.decide(seqs(rows), now_ms)
+    (decided,) = transaction.decide(rows.offset, now_ms)
     rig.commit(transaction, [rows])
     return decided.decision
 
@@ -75,7 +70,7 @@ def decide(rig: Rig, now_ms: int = NOW_MS) -> Decision:
 def roll(rig: Rig, meanwhile: Callable[[], None] = lambda: None) -> None:
     """The message at offset 0 leaves as a copy; `meanwhile` happens between the commit and its being known."""
     transaction, rows = take(rig)
-    transaction.copied(seqs(rows), rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    transaction.copied(rows.offset, rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
     write(rig, NOW_MS + 5, id="m", origin=0, rolls=1)
     meanwhile()
     rig.commit(transaction, [rows])
@@ -110,9 +105,9 @@ def test_a_copy_that_is_not_read_yet_is_in_transit(rig: Rig, named: dict[str, An
     rig.ingest()
     write(rig, None, command=Kind.RECALL, **named)
     roll(rig)
-    rig.store.append(entries(rig.log[ORDERS][1:2]), {ORDERS: 2}, NOW_MS)
+    rig.store.append(entries(rig.log[1:2]), 2, NOW_MS)
     transaction, rows = take(rig)
-    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    (decided,) = transaction.decide(rows.offset, NOW_MS)
     assert decided.decision is (Decision.AGAIN if "origin" in named else Decision.ACT)
     assert decided.named is not None and decided.named.tolist() == [0]
 
@@ -125,10 +120,10 @@ def test_after_a_restart_a_copy_may_be_unread(rig: Rig, named: dict[str, Any]) -
     write(rig, None, command=Kind.RECALL, **named)
     roll(rig)
     rig.reopen()
-    begin = rig.store.next_offsets()[ORDERS]
-    rig.store.append(entries(rig.log[ORDERS][begin:2]), {ORDERS: 2, BILLS: 0}, NOW_MS)
+    begin = rig.store.next_offset
+    rig.store.append(entries(rig.log[begin:2]), 2, NOW_MS)
     transaction, rows = take(rig)
-    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    (decided,) = transaction.decide(rows.offset, NOW_MS)
     assert decided.decision is Decision.AGAIN
 
 
@@ -138,7 +133,7 @@ def test_one_that_names_another_topic_comes_to_nothing(rig: Rig, kind: Kind) -> 
     write(rig, NOW_MS, command=kind, origin=NO_ORIGIN)
     rig.ingest()
     transaction, rows = take(rig)
-    assert transaction.decide(seqs(rows), NOW_MS) == []
+    assert transaction.decide(rows.offset, NOW_MS) == []
     rig.commit(transaction, [rows])
     write(rig, NOW_MS, command=kind, origin=NO_ORIGIN)
     write(rig, NOW_MS, command=kind, origin=0)
@@ -154,10 +149,10 @@ def test_what_replaces_is_pending_for_a_command_of_the_same_transaction(
     timer = write(rig, FAR_MS, id="m", replace=True)
     command = write(rig, None, command=kind, **named)
     cancel = replace(timer, due_ms=None, cancels=True, replace=False)
-    rig.store.append(entries([timer, cancel, command]), {ORDERS: 2, BILLS: 0}, NOW_MS)
+    rig.store.append(entries([timer, cancel, command]), 2, NOW_MS)
     transaction, rows = take(rig)
     assert len(rows) == 2
-    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    (decided,) = transaction.decide(rows.offset, NOW_MS)
     assert (decided.decision, decided.named.tolist()) == (Decision.ACT, [0])  # type: ignore[union-attr]
 
 
@@ -174,19 +169,19 @@ def test_a_copy_under_way_beside_what_is_pending(
     write(rig, FAR_MS, id="m", **(named | {"rolls": 1} if "origin" in named else {}))
     rig.ingest()
     transaction, rows = take(rig)
-    transaction.copied(seqs(rows), rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    transaction.copied(rows.offset, rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
     write(rig, None, command=kind, **named)
     write(rig, FAR_MS + 5, id="m", origin=0, rolls=1)
     if is_restarted:
         rig.commit(transaction, [rows])
         rig.reopen()
-        begin = rig.store.next_offsets()[ORDERS]
-        rig.store.append(entries(rig.log[ORDERS][begin:3]), {ORDERS: 3, BILLS: 0}, NOW_MS)
+        begin = rig.store.next_offset
+        rig.store.append(entries(rig.log[begin:3]), 3, NOW_MS)
     else:
-        rig.store.append(entries(rig.log[ORDERS][2:3]), {ORDERS: 3, BILLS: 0}, NOW_MS)
+        rig.store.append(entries(rig.log[2:3]), 3, NOW_MS)
         rig.commit(transaction, [rows])
     transaction, rows = take(rig)
-    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    (decided,) = transaction.decide(rows.offset, NOW_MS)
     if "origin" in named:
         assert (decided.decision, decided.behind.tolist()) == (Decision.ACT, [0])
     elif is_restarted:
@@ -199,7 +194,7 @@ def test_a_copy_under_way_beside_what_is_pending(
     write(rig, None, command=kind, **named)
     rig.ingest()
     transaction, rows = take(rig)
-    (decided,) = transaction.decide(seqs(rows), NOW_MS, {}, {int(seqs(rows)[0]): 2})
+    (decided,) = transaction.decide(rows.offset, NOW_MS, {}, {int(rows.offset[0]): 2})
     assert (decided.decision, decided.behind.tolist()) == (Decision.ACT, [])
     assert decided.named is not None and 0 in decided.named.tolist()
 
@@ -208,7 +203,7 @@ def test_a_copy_that_is_read_with_a_command_behind_it_is_not_under_way(rig: Rig)
     write(rig, NOW_MS - 10, id="m")
     rig.ingest()
     transaction, rows = take(rig)
-    transaction.copied(seqs(rows), rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    transaction.copied(rows.offset, rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
     rig.commit(transaction, [rows])
     write(rig, FAR_MS, id="m", origin=0, rolls=1)
     write(rig, None, command=Kind.RECALL, id="m")
@@ -221,10 +216,10 @@ def test_of_moves_of_one_message_the_last_acts(rig: Rig) -> None:
     moves = [write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + n, origin=0) for n in range(5)]
     rig.ingest()
     transaction, rows = take(rig)
-    passed = {int(seq): int(seqs(rows)[-1]) for seq in seqs(rows)[:-1]}
-    decided = transaction.decide(seqs(rows), NOW_MS, passed)
+    passed = {int(offset): int(rows.offset[-1]) for offset in rows.offset[:-1]}
+    decided = transaction.decide(rows.offset, NOW_MS, passed)
     assert [each.decision for each in decided] == [Decision.PASSED] * 4 + [Decision.ACT]
-    transaction.copied(decided[-1].effect.rows.seq, decided[-1].effect.origin, pa.nulls(1, pa.string()))
+    transaction.copied(decided[-1].effect.rows.offset, decided[-1].effect.origin, pa.nulls(1, pa.string()))
     write(rig, moves[-1].moved_ms, origin=0, rolls=1)
     rig.commit(transaction, [rows])
     rig.ingest()
@@ -248,7 +243,7 @@ def test_an_older_move_that_was_written_once_more_is_passed_over(rig: Rig, *, is
     older = write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 1, origin=0)
     rig.ingest()
     transaction, rows = take(rig)
-    decided = transaction.decide(seqs(rows), NOW_MS, {older.offset: later.offset})
+    decided = transaction.decide(rows.offset, NOW_MS, {older.offset: later.offset})
     expected = [Decision.ACT, Decision.ACT] if is_behind else [Decision.ACT, Decision.PASSED]
     assert [each.decision for each in decided] == expected
 
@@ -260,9 +255,9 @@ def test_one_that_acts_in_place_of_what_was_on_its_way_does_not_wait_for_it(rig:
         write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + n, origin=0)
     rig.ingest()
     transaction, rows = take(rig)
-    older, later = seqs(rows).tolist()
-    rig.store.state.commands.waiting.add(pack(rows.source[:1].astype(np.int64), np.zeros(1, np.int64)), NOW_MS)
-    decided = transaction.decide(seqs(rows), NOW_MS, {older: later}, first=[later])
+    older, later = rows.offset.tolist()
+    rig.store.state.commands.waiting.add(np.zeros(1, np.int64), NOW_MS)
+    decided = transaction.decide(rows.offset, NOW_MS, {older: later}, first=[later])
     assert [each.decision for each in decided] == [Decision.PASSED, Decision.ACT]
 
 
@@ -275,7 +270,7 @@ def test_a_move_whose_message_has_left_is_not_passed_over(rig: Rig) -> None:
         write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS, origin=0)
     rig.ingest()
     transaction, rows = take(rig)
-    decided = transaction.decide(seqs(rows), NOW_MS, {int(seqs(rows)[0]): int(seqs(rows)[1])})
+    decided = transaction.decide(rows.offset, NOW_MS, {int(rows.offset[0]): int(rows.offset[1])})
     assert [each.decision for each in decided] == [Decision.NOTHING] * 2
 
 
@@ -286,7 +281,7 @@ def test_of_commands_by_one_id_the_first_acts(rig: Rig) -> None:
         write(rig, None, command=Kind.RECALL, id="m")
     rig.ingest()
     transaction, rows = take(rig)
-    decisions = [each.decision for each in transaction.decide(seqs(rows), NOW_MS)]
+    decisions = [each.decision for each in transaction.decide(rows.offset, NOW_MS)]
     assert decisions == [Decision.ACT, Decision.AGAIN, Decision.AGAIN]
 
 
@@ -304,7 +299,7 @@ def test_moves_by_one_id_need_not_wait_for_each_other(rig: Rig, monkeypatch: pyt
     rig.ingest()
     transaction, rows = take(rig)
     act, again = Decision.ACT, Decision.AGAIN
-    decisions = [each.decision for each in transaction.decide(seqs(rows), NOW_MS)]
+    decisions = [each.decision for each in transaction.decide(rows.offset, NOW_MS)]
     assert decisions == [act, act, act, again, again, act, again]
 
 
@@ -315,8 +310,8 @@ def test_a_move_by_id_that_a_later_one_makes_moot_is_passed_over(rig: Rig) -> No
         write(rig, None, command=kind, id="m")
     rig.ingest()
     transaction, rows = take(rig)
-    first, _, second, last = seqs(rows).tolist()
-    decided = transaction.decide(seqs(rows), NOW_MS, {first: last, second: last})
+    first, _, second, last = rows.offset.tolist()
+    decided = transaction.decide(rows.offset, NOW_MS, {first: last, second: last})
     assert [each.decision for each in decided] == [Decision.PASSED, Decision.ACT, Decision.AGAIN, Decision.AGAIN]
     assert not any(len(each.live) for each in decided if each.decision is not Decision.ACT)
     transaction.rollback()
@@ -325,7 +320,7 @@ def test_a_move_by_id_that_a_later_one_makes_moot_is_passed_over(rig: Rig) -> No
     write(rig, None, command=Kind.MOVE, id="m")
     rig.ingest()
     transaction, rows = take(rig)
-    decided = transaction.decide(seqs(rows), NOW_MS, {first: int(seqs(rows)[-1])})
+    decided = transaction.decide(rows.offset, NOW_MS, {first: int(rows.offset[-1])})
     assert [each.decision for each in decided][::4] == [Decision.ACT, Decision.TOO_MANY]
 
 
@@ -378,7 +373,7 @@ def test_commands_by_one_id_share_what_they_are_about(rig: Rig, kind: Kind, *, i
     size = effects.EFFECT_BYTES * len(found) + effects.TIMER_BYTES * FEW
     assert rig.store.state.commands.bytes == size
     transaction, rows = take(rig, limit=1_000)
-    transaction.decide(seqs(rows), NOW_MS)
+    transaction.decide(rows.offset, NOW_MS)
     rig.commit(transaction, [rows])
     assert rig.store.state.commands.bytes == 0
 
@@ -394,7 +389,7 @@ def test_commands_wait_until_there_is_room_for_what_they_are_about(rig: Rig, *, 
         rig.ingest()
         rig.deliver()
         rig.store.maintenance.flush(NOW_MS)
-    rig.store.state.limits = replace(rig.store.state.limits, overtaken_bytes=limit)
+    rig.store.state.share(Budgets(replace(rig.limits, overtaken_bytes=limit)))
     for i in range(ids):
         write(rig, None, command=Kind.RECALL, **({"id": f"{i}" * 100} if by_id else several(*range(i, 400, ids))))
     reader = threading.Thread(target=rig.ingest)
@@ -405,7 +400,7 @@ def test_commands_wait_until_there_is_room_for_what_they_are_about(rig: Rig, *, 
         assert held.bytes < limit + limit // 4
         pieces += 1
         transaction, rows = take(rig, limit=1_000)
-        decided += [each.decision for each in transaction.decide(seqs(rows), NOW_MS)]
+        decided += [each.decision for each in transaction.decide(rows.offset, NOW_MS)]
         rig.commit(transaction, [rows])
     reader.join()
     assert decided == [Decision.ACT] * ids
@@ -420,7 +415,7 @@ def test_messages_that_many_moves_name_take_their_room_for_each(rig: Rig) -> Non
         write(rig, FAR_MS, value=b"x" * 1_000)
     rig.ingest()
     rig.deliver()
-    rig.store.state.limits = replace(rig.store.state.limits, overtaken_bytes=limit)
+    rig.store.state.share(Budgets(replace(rig.limits, overtaken_bytes=limit)))
     for _ in range(200):
         write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 1, **several(*range(messages)))
 
@@ -446,17 +441,16 @@ def test_moves_wait_until_there_is_room_for_their_messages(
     """What they copy is held in memory until they are decided: a batch with more is taken in piece by piece, also where
     those that it begins with are `small`."""
     count, large = 10 * effects.FIRST_READ, b"x" * 1_000
-    rig.store.state.limits = replace(rig.store.state.limits, overtaken_bytes=100 * len(large))
+    rig.store.state.share(Budgets(replace(rig.limits, overtaken_bytes=100 * len(large))))
     for i in range(count):
-        write(rig, FAR_MS, (ORDERS, BILLS)[i % 2], value=b"" if i < small else large)
+        write(rig, FAR_MS, value=b"" if i < small else large)
     rig.ingest()
     if is_flushed:
         rig.deliver()
         rig.store.maintenance.flush(NOW_MS)
-    for begin in range(0, count // 2, names):
-        for source in (ORDERS, BILLS):
-            named = {"origin": begin} if names == 1 else several(*range(begin, begin + names))
-            write(rig, None, source, command=Kind.MOVE, moved_ms=FAR_MS + 1, **named)
+    for begin in range(0, count, names):
+        named = {"origin": begin} if names == 1 else several(*range(begin, begin + names))
+        write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 1, **named)
     reader = threading.Thread(target=rig.ingest)
     reader.start()
     decided: list[Decision] = []
@@ -465,12 +459,12 @@ def test_moves_wait_until_there_is_room_for_their_messages(
         wait_until(lambda: len(state.commands.effects), 20, "moves")
         assert state.commands.bytes < 150 * len(large)
         transaction, rows = take(rig, limit=count)
-        decided += [each.decision for each in transaction.decide(seqs(rows), NOW_MS)]
+        decided += [each.decision for each in transaction.decide(rows.offset, NOW_MS)]
         rig.commit(transaction, [rows])
     reader.join()
     assert decided == [Decision.ACT] * (count // names)
     assert state.commands.bytes == 0
-    assert rig.store.next_offsets() == dict.fromkeys((ORDERS, BILLS), count // 2 + count // 2 // names)
+    assert rig.store.next_offset == count + count // names
 
 
 @pytest.mark.parametrize("is_flushed", [False, True])
@@ -505,7 +499,7 @@ def test_many_rows_of_one_message_are_not_too_many_messages(rig: Rig, command: K
     write(rig, None, command=command, id="m")
     rig.ingest()
     transaction, rows = take(rig)
-    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    (decided,) = transaction.decide(rows.offset, NOW_MS)
     assert decided.decision is Decision.ACT
     assert decided.named is not None and decided.named.tolist() == [0]
 
@@ -533,25 +527,21 @@ def test_an_id_has_too_many_messages_from_one_more_on(
 
 @pytest.mark.parametrize("command", [Kind.RECALL, Kind.MOVE])
 @pytest.mark.parametrize("also", [None, 0])
-def test_an_offset_that_no_record_can_have_names_nothing_of_another_source(
-    rig: Rig, command: Kind, also: int | None
-) -> None:
+def test_an_offset_that_no_record_can_have_names_nothing(rig: Rig, command: Kind, also: int | None) -> None:
     """Neither when it is decided, nor when it is read again; alone or beside another one."""
-    first, second = sorted((ORDERS, BILLS), key=lambda name: rig.store.sources.index(*name))
+    write(rig, None)
     for _ in range(2):
-        write(rig, SOON_MS, source=second)
-    write(rig, None, source=first)
+        write(rig, SOON_MS)
     rig.ingest()
     rig.deliver()
     named: dict[str, Any] = {"origin": 1 << 48} if also is None else several(also, (1 << 48) + 1, 1 << 48)
-    write(rig, None, source=first, command=command, **named, moved_ms=NOW_MS)
+    write(rig, None, command=command, **named, moved_ms=NOW_MS)
     assert decide(rig) is Decision.NOTHING
     for is_lost in (False, True):
         rig.store.close()
         if is_lost:
             shutil.rmtree(rig.directory)
         rig.open()
-        rig.store.append(entries(rig.log[second]), {second: 2}, NOW_MS)
         rig.ingest()
         assert rig.store.stats().pending == 2
 
@@ -571,7 +561,7 @@ def test_what_was_recalled_is_found_as_cancelled_and_what_was_moved_as_its_copy(
     write(rig, None, command=Kind.MOVE, origin=1, moved_ms=FAR_MS + 1)
     rig.ingest()
     transaction, rows = take(rig)
-    assert [each.decision for each in transaction.decide(seqs(rows), NOW_MS)] == [Decision.ACT, Decision.ACT]
+    assert [each.decision for each in transaction.decide(rows.offset, NOW_MS)] == [Decision.ACT, Decision.ACT]
     write(rig, FAR_MS + 1, origin=1, rolls=1)
     rig.commit(transaction, [rows])
     if is_lost:
@@ -581,7 +571,7 @@ def test_what_was_recalled_is_found_as_cancelled_and_what_was_moved_as_its_copy(
     rig.ingest()
 
     def found(*states: PendingState) -> list[int]:
-        return [row.offset for row in rig.store.find(Query(states=frozenset(states)), NOW_MS).rows]
+        return [row.offset for row in rig.store.find(LogQuery(states=frozenset(states)), NOW_MS).rows]
 
     assert found(PendingState.CANCELLED) == [0, 3]
     assert found(*PENDING) == [2, 6]
@@ -601,12 +591,12 @@ def test_each_message_that_a_command_names_has_a_decision(rig: Rig) -> None:
     rig.ingest()
     write(rig, None, command=Kind.RECALL, **several(1, 0, 2, 2, 3, 99, 999_999_999_999_999))
     transaction, rows = take(rig, limit=1)
-    transaction.copied(seqs(rows), rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    transaction.copied(rows.offset, rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
     write(rig, NOW_MS + 5, id="m", origin=0, rolls=1)
-    rig.store.append(entries(rig.log[ORDERS][3:4]), {ORDERS: 4}, NOW_MS)
+    rig.store.append(entries(rig.log[3:4]), 4, NOW_MS)
     rig.commit(transaction, [rows])
     transaction, rows = take(rig)
-    decided = {each.decision: each for each in transaction.decide(seqs(rows), NOW_MS)}
+    decided = {each.decision: each for each in transaction.decide(rows.offset, NOW_MS)}
     named = {decision: [] if each.named is None else each.named.tolist() for decision, each in decided.items()}
     assert named == {
         Decision.ACT: [2],
@@ -625,17 +615,17 @@ def test_what_a_command_acts_on_is_counted_out_once(rig: Rig, end: str, *, is_ta
     write(rig, None, command=Kind.RECALL, **several(0, 1))
     rig.ingest()
     transaction, rows = take(rig)
-    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    (decided,) = transaction.decide(rows.offset, NOW_MS)
     assert decided.decision is Decision.ACT
     if is_taken:
-        assert transaction.take(SOON_MS, 10).offset.tolist() == [2]
+        assert take_from(transaction, SOON_MS, 10).offset.tolist() == [2]
     write(rig, None, cancels=True, origin=0)
     rig.ingest()
     if end == "rollback":
         transaction.rollback()
         assert (rig.store.stats().pending, rig.store.state.cancels.cancelled) == (2, 1)
         transaction, rows = take(rig)
-        transaction.decide(seqs(rows), NOW_MS)
+        transaction.decide(rows.offset, NOW_MS)
     rig.commit(transaction, [rows])
     assert rig.store.state.cancels.cancelled == 2
     assert rig.store.stats().pending == (0 if is_taken and end == "commit" else 1)
@@ -655,7 +645,7 @@ def test_what_one_command_names_is_found_among_those_of_many(tmp_path: Path) -> 
         rows, payload = found.rows_of([*named.tolist(), 0, 5], 50_000)
         assert rows.offset.tolist() == named[:50].tolist() and len(payload) == 50
         effect = Effect(
-            seq=1 << 47,
+            offset=1 << 47,
             is_move=False,
             rows=rows,
             origin=rows.offset,
@@ -671,12 +661,11 @@ def test_what_one_command_names_is_found_among_those_of_many(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("named", [{"origin": 1 << 48}, several(0, (1 << 48) + 1, 1 << 48)])
-def test_a_cancel_of_such_an_offset_leaves_another_source_alone(rig: Rig, named: dict[str, Any]) -> None:
-    first, second = sorted((ORDERS, BILLS), key=lambda name: rig.store.sources.index(*name))
-    for source in (second, second, first):
-        write(rig, SOON_MS, source=source)
+def test_a_cancel_of_such_an_offset_leaves_all_others_alone(rig: Rig, named: dict[str, Any]) -> None:
+    for _ in range(3):
+        write(rig, SOON_MS)
     rig.ingest()
-    write(rig, None, source=first, cancels=True, **named)
+    write(rig, None, cancels=True, **named)
     rig.ingest()
     assert rig.store.stats().pending == (2 if "value" in named else 3)
 
@@ -714,8 +703,8 @@ def test_each_of_several_messages_has_its_own_decision(rig: Rig) -> None:
     write(rig, None, command=Kind.RECALL, **several(4, 2, 3, 1, 0, 2, 5, 6, 11, 1 << 49))
     rig.ingest()
     transaction, rows = take(rig)
-    transaction.copied(seqs(rows)[rows.offset == 0], np.array([0]), pa.nulls(1, pa.string()))
-    _, _, *decided = transaction.decide(seqs(rows), NOW_MS)
+    transaction.copied(rows.offset[rows.offset == 0], np.array([0]), pa.nulls(1, pa.string()))
+    _, _, *decided = transaction.decide(rows.offset, NOW_MS)
     assert {each.decision: each.named.tolist() for each in decided if each.named is not None} == {
         Decision.ACT: [2],
         Decision.AGAIN: [0, 3, 5],
@@ -744,7 +733,7 @@ def test_the_lock_is_held_for_so_many_messages(rig: Rig, monkeypatch: pytest.Mon
     monkeypatch.setattr(Transaction, "_judged", judged)
     monkeypatch.setattr(operations_transaction, "DECIDED_AT_ONCE", 5)
     transaction, rows = take(rig)
-    assert len(transaction.decide(seqs(rows), NOW_MS)) == 4
+    assert len(transaction.decide(rows.offset, NOW_MS)) == 4
     assert held == [3, 6, 3]
 
 
@@ -758,7 +747,7 @@ def test_a_finished_command_has_acted_on_every_pending_row_below_it(rig: Rig) ->
     rig.ingest()
     rig.store.state.commands.waiting.add(np.zeros(1, np.int64), NOW_MS)
     transaction, rows = take(rig)
-    decided = transaction.decide(seqs(rows), NOW_MS, first=seqs(rows).tolist())
+    decided = transaction.decide(rows.offset, NOW_MS, first=rows.offset.tolist())
     assert [each.decision for each in decided] == [Decision.ACT]
     write(rig, FAR_MS + 1, origin=0)
     rig.commit(transaction, [rows])

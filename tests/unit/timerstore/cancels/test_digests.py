@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timerstore.cancels.digests import Digests, concat_digests, digest, find, find_all, seed
+from timerstore.cancels.digests import MOVE, ORIGIN, RECALL, Digests, are_of, concat_digests, digest, find_all, index_of
+from timerstore.cancels.digests import keys_of as originals
 
 
 def text_of(keys: Digests) -> list[str]:
@@ -16,7 +17,7 @@ def text_of(keys: Digests) -> list[str]:
 
 
 def of(*ids: str) -> Digests:
-    return digest(pa.array(ids, pa.string()), np.zeros(len(ids), np.uint64))
+    return digest(pa.array(ids, pa.string()))
 
 
 def keys_of(*pairs: tuple[int, int]) -> Digests:
@@ -40,24 +41,28 @@ def test_it_is_murmur_hash_3(id: str, expected: str) -> None:
 def test_a_digest_does_not_depend_on_the_rows_around(ids: list[str], skipped: int) -> None:
     """Of any length, in any batch, sliced or not."""
     column = pa.array(["x"] * skipped + ids, pa.string()).slice(skipped)
-    together = digest(column, np.zeros(len(ids), np.uint64))
+    together = digest(column)
     assert text_of(together) == [text_of(of(id))[0] for id in ids]
     assert len(set(text_of(together))) == len(set(ids))
 
 
-def test_a_source_is_part_of_the_key() -> None:
-    """By name, so that it stays what it is when partitions are added; and no two names run into each other."""
-    names = [("a", 1), ("a", 11), ("a1", 1), ("b", 1)]
-    seeds = np.array([seed(name) for name in names], np.uint64)
-    assert len(set(text_of(digest(pa.array(["id"] * 4), seeds)))) == 4
-    assert seed(("delay", 0)) == 0x1665781BA594D2C9
+def test_keys_of_originals_tell_what_they_are() -> None:
+    """Cancels, moves and recalls of one original have three keys, and none is an id's."""
+    origins = np.array([0, 7, 1 << 47])
+    for what in (ORIGIN, MOVE, RECALL):
+        keys = originals(what, origins)
+        assert keys.lo.tolist() == origins.tolist()
+        assert [bool(are_of(each, keys).all()) for each in (ORIGIN, MOVE, RECALL)] == [
+            each == what for each in (ORIGIN, MOVE, RECALL)
+        ]
+    assert not are_of(ORIGIN, of("a", "b", "")).any()
 
 
 def test_keys_that_share_64_bits_are_told_apart() -> None:
     """By the other 64."""
     keys = keys_of((1, 5), (2, 1), (2, 4), (2, 9), (7, 0))
     wanted = keys_of((2, 9), (2, 5), (0, 0), (7, 0), (9, 9), (2, 1))
-    assert find(keys, wanted).tolist() == [3, -1, -1, 4, -1, 1]
+    assert index_of(keys, wanted).tolist() == [3, -1, -1, 4, -1, 1]
     unsorted = keys_of((2, 9), (1, 5), (2, 1), (7, 0), (2, 4))
     assert text_of(unsorted[unsorted.order()]) == text_of(keys)
 

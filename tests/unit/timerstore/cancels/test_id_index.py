@@ -9,22 +9,20 @@ import pytest
 
 import timerstore.cancels.id_index
 from tests.unit.timerstore.entries import Record
-from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
-from timerstore.rows.sources import SourceName
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 
 FAR_MS = NOW_MS + 900_000
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
+    rig = Rig(tmp_path / "store")
     rig.load()
     return rig
 
 
-def send(rig: Rig, due_ms: int | None, id: str | None, source: SourceName = ORDERS, target: str | None = "x") -> None:
-    log = rig.log[source]
-    log.append(replace(Record(*source, len(log), due_ms, target), id=id, cancels=due_ms is None))
+def send(rig: Rig, due_ms: int | None, id: str | None, target: str | None = "x") -> None:
+    rig.log.append(replace(Record(*ORDERS, len(rig.log), due_ms, target), id=id, cancels=due_ms is None))
 
 
 def test_what_is_delivered_leaves_memory_without_a_flush(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +63,7 @@ def test_an_id_of_many_timers_is_counted_out_whole(rig: Rig, monkeypatch: pytest
     for round in range(3):
         for i in range(7):
             send(rig, FAR_MS + 10_000 * i, "one", target=targets[(round + i) % 3])
-            send(rig, FAR_MS, "one", source=BILLS, target="c")
+            send(rig, FAR_MS, "two", target="c")
             send(rig, FAR_MS, None, target="c")
         rig.ingest()
         if round < 2:

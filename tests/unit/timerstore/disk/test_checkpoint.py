@@ -11,11 +11,13 @@ import pytest
 from timerstore.disk import checkpoint, files
 from timerstore.disk.checkpoint import Checkpoint, Identity, NamedFile
 from timerstore.errors import Corrupt
+from timerstore.rows.position import Position, Progress, Step
 
 FULL = Checkpoint(
-    identity=Identity(cluster_id="c", topic_ids={"delay": "x"}),
-    offsets={("delay", 0): 17, ("delay", 1): 0},
-    progress={("delay", 0): (20, (1_700_000_000_000, "delay", 1, 5)), ("delay", 1): (0, None)},
+    identity=Identity(cluster_id="c", log_id="x/0"),
+    offset=17,
+    progress=Progress(20, Position(1_600_000_000_000, 5), (Step(19, Position(1_700_000_000_000, 7)),)),
+    cut=3,
     segments=(NamedFile(name="segment-0000000001.parquet", bytes=12, crc=34),),
 )
 
@@ -23,7 +25,7 @@ FULL = Checkpoint(
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     """All of it, and the last one written counts."""
     assert checkpoint.read(tmp_path) is None
-    checkpoint.write(tmp_path, Checkpoint(identity=FULL.identity, offsets={}))
+    checkpoint.write(tmp_path, Checkpoint(identity=FULL.identity))
     checkpoint.write(tmp_path, FULL)
     assert checkpoint.read(tmp_path) == FULL
     assert [path.name for path in tmp_path.iterdir()] == [files.CHECKPOINT]

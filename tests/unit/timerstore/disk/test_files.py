@@ -129,5 +129,15 @@ def test_a_report_of_damage_does_not_repeat_the_file(tmp_path: Path) -> None:
     """A checkpoint may be large, and an error of decoding holds all that it was about."""
     with pytest.raises(Corrupt) as caught, files.reading(tmp_path / "a"):
         (b"x" * 10_000 + b"\xff").decode()
-    assert caught.value.message.startswith("a cannot be understood: UnicodeDecodeError: ")
+    assert caught.value.message.startswith("a cannot be parsed: UnicodeDecodeError: ")
     assert len(caught.value.message) < 200
+
+
+def test_a_directory_is_durable_with_the_ones_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of power leaves no gap in a path."""
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "fsync", synced.append)
+    for name, above in (("0", {tmp_path, tmp_path / "topic"}), ("1", {tmp_path / "topic"}), ("1", set())):
+        files.make_directory(tmp_path / "topic" / name)
+        assert set(synced) == above
+        synced.clear()

@@ -15,18 +15,14 @@ from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import IDENTITY
 from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt
-from timerstore.log.segment import Segment, Writer, read, read_rows, write
+from timerstore.log.segment import Segment, SegmentWriter, read, read_rows, write
 from timerstore.log.timerlog import TimerLog, Window, read_window
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import ENTRY, payload_of
-from timerstore.rows.position import AT_MAX, OFFSET_MAX, ORIGIN, Position, Positions, Progress, end_of, pack
-from timerstore.rows.sources import Sources
+from timerstore.rows.position import AT_MAX, ORIGIN, Position, Positions, Progress, end_of
 
-SOURCES = Sources([("delay", 0), ("delay", 1), ("retry", 0)])
 RECORDS = [
-    Record(topic, partition, offset, 1_000 + 10 * (offset % 7), ["orders", None][offset % 2])
-    for topic, partition in SOURCES
-    for offset in range(5, 25)
+    Record("delay", 0, offset, 1_000 + 10 * (offset % 7), ["orders", None][offset % 2]) for offset in range(5, 65)
 ]
 
 
@@ -38,31 +34,28 @@ def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def written(directory: Path, records: list[Record], number: int = 1) -> Segment:
     directory.mkdir(exist_ok=True)
     table = entries(records)
-    source = SOURCES.of_columns(table.column("topic"), table.column("partition"))
     rows = RowRefs(
         table.column("at").to_numpy(),
-        pack(source, table.column("offset").to_numpy()),
+        table.column("offset").to_numpy(),
         np.zeros(len(records), dtype=np.int32),
         np.arange(len(records), dtype=np.int32),
     )
-    segment = write(directory, number, IDENTITY, SOURCES, rows.sorted(), {0: payload_of(table)})
+    segment = write(directory, number, IDENTITY, rows.sorted(), {0: payload_of(table)})
     assert segment is not None
     return segment
 
 
 def by_position(records: list[Record]) -> list[Record]:
-    return sorted(records, key=lambda r: (r.at_ms, r.topic, r.partition, r.offset))
+    return sorted(records, key=lambda r: (r.at_ms, r.offset))
 
 
-def offsets_between(log: TimerLog, lower: Position, upper: Position) -> list[tuple[int, str, int, int]]:
+def offsets_between(log: TimerLog, lower: Position, upper: Position) -> list[tuple[int, int]]:
     """What a gather of (lower, upper] finds in the row groups that it would read."""
     found = []
     for segment in log:
         groups = segment.groups_between(lower, upper).nonzero()[0].tolist()
-        for row in read_rows(segment, groups).to_pylist():
-            position = Position(row["at"], SOURCES.index(row["topic"], row["partition"]), row["offset"])
-            if lower < position <= upper:
-                found.append((row["at"], row["topic"], row["partition"], row["offset"]))
+        rows = ((row["at"], row["offset"]) for row in read_rows(segment, groups).to_pylist())
+        found += [row for row in rows if lower < Position(*row) <= upper]
     return sorted(found)
 
 
@@ -79,17 +72,17 @@ def test_the_footer_answers_what_planning_asks(tmp_path: Path) -> None:
     """Positions, row groups, slots and targets are those of the rows, and opening again says the same."""
     segment = written(tmp_path, RECORDS)
     ordered = by_position(RECORDS)
-    positions = [Position(r.at_ms, SOURCES.index(r.topic, r.partition), r.offset) for r in ordered]
+    positions = [Position(r.at_ms, r.offset) for r in ordered]
     assert (segment.first, segment.last) == (positions[0], positions[-1])
-    assert segment.largest == {s: max(p for p in positions if p.source == s) for s in range(3)}
+    assert (segment.begin, segment.end) == (5, 65)
     assert segment.group_rows.tolist() == [4] * 15
-    starts = [Position.of(at, seq) for at, seq in zip(segment.fences.at, segment.fences.seq, strict=True)]
+    starts = [Position(int(at), int(o)) for at, o in zip(segment.fences.at, segment.fences.offset, strict=True)]
     assert starts == positions[::4]
     assert (segment.timers.slots.tolist(), segment.timers.counts.tolist()) == ([0], [60])
     assert segment.timers.targets == {"orders": 30, "": 30}
-    again = read(segment.path, IDENTITY, SOURCES, segment.named)
-    assert again.named == segment.named and again.largest == segment.largest
-    assert again.fences.seq.tolist() == segment.fences.seq.tolist()
+    again = read(segment.path, IDENTITY, segment.named)
+    assert (again.named, again.last, again.end) == (segment.named, segment.last, segment.end)
+    assert again.fences.offset.tolist() == segment.fences.offset.tolist()
 
 
 def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +104,6 @@ def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, m
     assert len(set(read_rows(many, columns=["target"]).column("target").to_pylist())) == 40_000
 
 
-def test_sources_may_be_numbered_anew(tmp_path: Path) -> None:
-    """A topic more shifts the numbers; files hold names."""
-    segment = written(tmp_path, RECORDS)
-    more = Sources([("another", 0), *SOURCES])
-    again = read(segment.path, IDENTITY, more, segment.named)
-    assert again.largest == {s + 1: Position(p.at_ms, s + 1, p.offset) for s, p in segment.largest.items()}
-
-
 @pytest.mark.parametrize("place", ["footer", "length", "size", "missing", "empty", "another"])
 def test_a_damaged_file_is_not_opened(tmp_path: Path, place: str) -> None:
     """A byte of the footer, the file's size, its absence, or another file under the name."""
@@ -138,17 +123,7 @@ def test_a_damaged_file_is_not_opened(tmp_path: Path, place: str) -> None:
     if place == "another":
         written(tmp_path, RECORDS[:40], number=1)
     with pytest.raises(Corrupt) as caught:
-        read(segment.path, IDENTITY, SOURCES, segment.named)
-    assert caught.value.path == str(segment.path)
-
-
-def test_rows_of_no_known_partition_are_damage(tmp_path: Path) -> None:
-    """The header of a page has no checksum: where it says that a dictionary is empty, no row has a topic."""
-    segment = written(tmp_path, RECORDS[:6])
-    window = Window(lower=ORIGIN, upper=end_of(10**15), segments=(segment,))
-    assert len(read_window(window, SOURCES)) == 6
-    with pytest.raises(Corrupt, match="unknown partitions") as caught:
-        read_window(window, Sources([]))
+        read(segment.path, IDENTITY, segment.named)
     assert caught.value.path == str(segment.path)
 
 
@@ -171,14 +146,15 @@ def test_a_damaged_page_delivers_nothing_wrong(tmp_path: Path) -> None:
     assert found > 0
 
 
-def test_a_file_of_another_cluster_or_format_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_log_or_format_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its name is."""
     segment = written(tmp_path, RECORDS)
-    with pytest.raises(Corrupt, match="another format version or cluster"):
-        read(segment.path, Identity(cluster_id="other", topic_ids={}), SOURCES)
+    for other in (Identity(cluster_id="other", log_id=IDENTITY.log_id), Identity(cluster_id="cluster", log_id="a/1")):
+        with pytest.raises(Corrupt, match="another format version, cluster or log"):
+            read(segment.path, other)
     monkeypatch.setattr(timerstore.log.segment, "FORMAT_VERSION", 99)
-    with pytest.raises(Corrupt, match="another format version or cluster"):
-        read(segment.path, IDENTITY, SOURCES, segment.named)
+    with pytest.raises(Corrupt, match="another format version, cluster or log"):
+        read(segment.path, IDENTITY, segment.named)
 
 
 def test_row_groups_between_two_positions_miss_no_row(tmp_path: Path) -> None:
@@ -187,8 +163,8 @@ def test_row_groups_between_two_positions_miss_no_row(tmp_path: Path) -> None:
     log = TimerLog()
     log.add(segment)
     ordered = by_position(RECORDS)
-    keys = [(r.at_ms, r.topic, r.partition, r.offset) for r in ordered]
-    positions = [Position(r.at_ms, SOURCES.index(r.topic, r.partition), r.offset) for r in ordered]
+    keys = [(r.at_ms, r.offset) for r in ordered]
+    positions = [Position(r.at_ms, r.offset) for r in ordered]
     for i in range(0, len(keys), 7):
         for j in range(i, len(keys), 5):
             assert offsets_between(log, positions[i], positions[j]) == keys[i + 1 : j + 1]
@@ -200,17 +176,17 @@ def test_row_groups_between_two_positions_miss_no_row(tmp_path: Path) -> None:
 def test_rows_are_found_in_their_row_groups(tmp_path: Path) -> None:
     """The first and the last of each, and several at once."""
     segment = written(tmp_path, [Record("delay", 0, i, 5_000 + i // 7) for i in range(22)])
-    at, seq = 5_000 + np.arange(22) // 7, np.arange(22)
+    at, offset = 5_000 + np.arange(22) // 7, np.arange(22)
     for i in range(22):
-        assert segment.groups_at(Positions(at[i : i + 1], seq[i : i + 1])).tolist() == [i // 4]
+        assert segment.groups_at(Positions(at[i : i + 1], offset[i : i + 1])).tolist() == [i // 4]
     mixed = np.array([21, 4, 3, 8, 11, 5])
-    assert segment.groups_at(Positions(at[mixed], seq[mixed])).tolist() == [0, 1, 2, 5]
+    assert segment.groups_at(Positions(at[mixed], offset[mixed])).tolist() == [0, 1, 2, 5]
 
 
 def test_a_window_inside_one_millisecond_reads_only_its_row_groups(tmp_path: Path) -> None:
     """A million rows of one millisecond are loaded piece by piece."""
     segment = written(tmp_path, [Record("delay", 0, i, 5_000) for i in range(100)])
-    groups = segment.groups_between(Position(5_000, 0, 20), Position(5_000, 0, 31)).nonzero()[0].tolist()
+    groups = segment.groups_between(Position(5_000, 20), Position(5_000, 31)).nonzero()[0].tolist()
     assert groups == [5, 6, 7]
 
 
@@ -219,22 +195,22 @@ def test_a_window_is_read_as_its_rows_and_no_others(tmp_path: Path) -> None:
     log = TimerLog()
     log.add(written(tmp_path / "a", RECORDS[::2]))
     log.add(written(tmp_path / "b", RECORDS[1::2]))
-    corners = [ORIGIN, Position(1_010, 0, 8), Position(1_010, 1, 22), Position(1_035, 0, 0), end_of(2_000)]
+    corners = [ORIGIN, Position(1_010, 8), Position(1_010, 22), Position(1_035, 0), end_of(2_000)]
     for lower, upper in pairwise(corners):
         window = Window(lower=lower, upper=upper, segments=log.segments_between(lower, upper))
-        found = read_window(window, SOURCES)
+        found = read_window(window)
         assert found.schema == ENTRY
-        keys = [(row["at"], row["topic"], row["partition"], row["offset"]) for row in found.to_pylist()]
+        keys = [(row["at"], row["offset"]) for row in found.to_pylist()]
         assert sorted(keys) == offsets_between(log, lower, upper)
-    assert len(read_window(Window(lower=ORIGIN, upper=end_of(999), segments=()), SOURCES)) == 0
+    assert len(read_window(Window(lower=ORIGIN, upper=end_of(999), segments=()))) == 0
 
 
 def test_windows_get_through_everything_within_their_budget(tmp_path: Path) -> None:
     """Each window ends before the first row group that does not fit, gets on by one at least, and none misses a row."""
     log = TimerLog()
     log.add(written(tmp_path, [Record("delay", 0, i, 5_000) for i in range(40)], number=1))
-    log.add(written(tmp_path, [Record("delay", 1, i, 4_990 + i) for i in range(40)], number=2))
-    log.add(written(tmp_path, [Record("retry", 0, i, 90_000) for i in range(3)], number=3))
+    log.add(written(tmp_path, [Record("delay", 0, 40 + i, 4_990 + i) for i in range(40)], number=2))
+    log.add(written(tmp_path, [Record("delay", 0, 80 + i, 90_000) for i in range(3)], number=3))
     group_bytes = int(next(iter(log)).group_bytes.max())
     for room in (0, group_bytes, 3 * group_bytes, 1 << 30):
         lower, found, windows = ORIGIN, [], 0
@@ -260,20 +236,16 @@ def test_a_stretch_without_rows_is_proved_empty(tmp_path: Path) -> None:
     assert TimerLog().window(ORIGIN, end_of(1), 0).segments == ()
 
 
-def test_a_segment_is_finished_when_every_source_has_passed_it(tmp_path: Path) -> None:
-    """A source that we do not own keeps its rows."""
+def test_a_segment_is_finished_when_one_step_has_passed_it(tmp_path: Path) -> None:
+    """All of its offsets and positions."""
     log = TimerLog()
     segment = written(tmp_path, RECORDS)
     log.add(segment)
-    passed = {source: Progress(25, position) for source, position in segment.largest.items()}
-    elsewhere = np.zeros(len(SOURCES), dtype=np.bool_)
-    assert log.finished(passed, elsewhere) == [segment]
-    behind = passed | {2: Progress(OFFSET_MAX, segment.largest[2].before())}
-    assert log.finished(behind, elsewhere) == []
-    ours = {s: p for s, p in passed.items() if s != 1}
-    assert log.finished(ours, elsewhere) == [segment], "one that has left does not count"
-    elsewhere[1] = True
-    assert log.finished(ours, elsewhere) == []
+    passed = Progress(segment.end, segment.last)
+    assert log.finished(passed) == [segment]
+    assert log.finished(passed.stepped_back(segment.first)) == [segment]
+    assert log.finished(Progress(segment.end, segment.last.before())) == []
+    assert log.finished(Progress(segment.end - 1, segment.last)) == []
 
 
 def test_damage_to_the_footer_is_found_wherever_it_is(tmp_path: Path) -> None:
@@ -284,7 +256,7 @@ def test_damage_to_the_footer_is_found_wherever_it_is(tmp_path: Path) -> None:
     for place in [*range(len(content) - footer - 8, len(content) - 8, 7), *range(len(content) - 8, len(content))]:
         segment.path.write_bytes(content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :])
         with pytest.raises(Corrupt):
-            read(segment.path, IDENTITY, SOURCES, segment.named)
+            read(segment.path, IDENTITY, segment.named)
 
 
 def test_the_name_in_the_checkpoint_is_the_identity_of_the_file(tmp_path: Path) -> None:
@@ -302,11 +274,11 @@ def test_a_writer_that_was_left_open_does_not_write_into_the_next_one_s_file(tmp
     table = entries(RECORDS[:4])
     rows = RowRefs(
         table.column("at").to_numpy(),
-        pack(SOURCES.of_columns(table.column("topic"), table.column("partition")), table.column("offset").to_numpy()),
+        table.column("offset").to_numpy(),
         np.zeros(4, dtype=np.int32),
         np.arange(4, dtype=np.int32),
     )
-    left_open = Writer(tmp_path, 1, IDENTITY, SOURCES)
+    left_open = SegmentWriter(tmp_path, 1, IDENTITY)
     left_open.add(rows.sorted(), payload_of(table))
     segment = written(tmp_path, RECORDS)
     assert left_open._parquet is not None

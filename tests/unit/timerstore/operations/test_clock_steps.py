@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from tests.unit.timerstore.rig import NOW_MS, Rig
 from timerstore.errors import Misuse
 from timerstore.rows.position import Position
 
@@ -15,12 +15,11 @@ HOUR_MS = 3_600_000
 
 
 def passed(rig: Rig, now_ms: int = NOW_MS) -> None:
-    """P has come to `now_ms`, in every source."""
-    for source in rig.log:
-        rig.produce(now_ms - 10, now_ms, source=source)
+    """P has come to `now_ms`."""
+    rig.produce(now_ms - 10, now_ms)
     rig.ingest()
     rig.finish(now_ms)
-    assert len(rig.delivered) == 2 * len(rig.log)
+    assert len(rig.delivered) == 2
 
 
 def step(rig: Rig, now_ms: int) -> None:
@@ -41,7 +40,7 @@ def test_what_is_due_does_not_wait_behind_what_is_not(tmp_path: Path) -> None:
     rig.produce(now_ms + 30_000, now_ms + 10_000, now_ms - 5, None)
     rig.ingest()
     assert [r.due_ms for r in rig.deliver(now_ms)] == [now_ms - 5, None]
-    assert rig.committed[ORDERS][0] == 7, "O has moved over what is not due"
+    assert rig.committed.offset == 7, "O has moved over what is not due"
     assert [r.due_ms for r in rig.deliver(now_ms + 10_000)] == [now_ms + 10_000]
     assert rig.deliver(now_ms + 29_999) == []
     assert [r.due_ms for r in rig.deliver(now_ms + 60_000)] == [now_ms + 30_000, now_ms + 50_000]
@@ -71,18 +70,17 @@ def test_a_small_step_is_waited_for(tmp_path: Path) -> None:
 def test_a_restart_keeps_the_steps(tmp_path: Path, lost: bool, committed: bool) -> None:
     """Nothing that a frozen step has finished is delivered again, nothing else is lost, whether the rows are in memory,
     in a segment or only in Kafka; and the index is not taken for one that was outrun."""
-    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
+    rig = Rig(tmp_path / "store")
     passed(rig)
     now_ms = NOW_MS - HOUR_MS
     step(rig, now_ms)
-    for source in (ORDERS, BILLS):
-        rig.produce(now_ms + 20_000, now_ms + 10_000, NOW_MS + 500, source=source)
+    rig.produce(now_ms + 20_000, now_ms + 10_000, NOW_MS + 500)
     rig.ingest()
     if committed:
         rig.produce(now_ms)
         rig.ingest()
         assert len(rig.deliver(now_ms)) == 1
-        assert rig.frozen[ORDERS]
+        assert rig.committed.frozen
     rig.store.maintenance.flush(now_ms)
     if lost:
         rig.store.close()
@@ -94,16 +92,15 @@ def test_a_restart_keeps_the_steps(tmp_path: Path, lost: bool, committed: bool) 
     rig.ingest()
     if rig.store.is_clock_behind(now_ms):
         rig.store.step_back(now_ms)
-    assert rig.store.stats().pending == 6
+    assert rig.store.stats().pending == 3
     for at_ms in (now_ms + 9_999, now_ms + 10_000, now_ms + 20_000, NOW_MS + 1_000):
         rig.finish(at_ms)
         assert all(r.at_ms <= at_ms for r in rig.delivered if r.offset >= 2)
     rig.assert_each_delivered_once()
-    rig.produce(NOW_MS + 2_000, source=ORDERS)
-    rig.produce(NOW_MS + 2_000, source=BILLS)
+    rig.produce(NOW_MS + 2_000)
     rig.ingest()
     rig.finish(NOW_MS + 5_000)
-    assert not any(rig.frozen.values()), "the clock is where it was: the steps have merged"
+    assert not rig.committed.frozen, "the clock is where it was: the steps have merged"
 
 
 def test_a_clock_that_swings_makes_no_more_steps_than_it_must(tmp_path: Path) -> None:
@@ -112,8 +109,8 @@ def test_a_clock_that_swings_makes_no_more_steps_than_it_must(tmp_path: Path) ->
     passed(rig)
     for swing in range(1, 41):
         step(rig, NOW_MS - swing * HOUR_MS)
-    [frozen] = rig.store.state.resident.committed[0].frozen
-    assert frozen.position == Position(NOW_MS, 0, 1)
+    [frozen] = rig.store.state.resident.committed.frozen
+    assert frozen.position == Position(NOW_MS, 1)
     rig.produce(NOW_MS - 30 * HOUR_MS)
     rig.ingest()
     rig.finish(NOW_MS)

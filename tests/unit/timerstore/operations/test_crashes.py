@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import timerstore.log.segment
-from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from tests.unit.timerstore.rig import NOW_MS, Rig, take
 from timerstore.disk import checkpoint, files
 from timerstore.errors import DiskFailure, DiskFull
 from timerstore.limits import Limits
@@ -31,16 +31,14 @@ def die(*_: Any, **__: Any) -> Any:
 
 
 def filled(directory: Path, limits: Limits | None = None) -> Rig:
-    """A segment with pending rows, and unstored rows: ready, in the memtable and overtaken; of two sources."""
-    rig = Rig(directory, sources=[ORDERS, BILLS], limits=limits)
+    """A segment with pending rows, and unstored rows: ready, in the memtable and overtaken."""
+    rig = Rig(directory, limits=limits)
     rig.store.wheel.next_window(NOW_MS)
-    for source in (ORDERS, BILLS):
-        rig.produce(NOW_MS, SOON_MS, FAR_MS, source=source)
+    rig.produce(NOW_MS, SOON_MS, FAR_MS)
     rig.ingest()
     rig.deliver()
     rig.store.maintenance.flush(NOW_MS)
-    for source in (ORDERS, BILLS):
-        rig.produce(SOON_MS + 1, FAR_MS + 1, source=source)
+    rig.produce(SOON_MS + 1, FAR_MS + 1)
     rig.ingest()
     rig.deliver()
     rig.produce(NOW_MS - 1, SOON_MS + 2, FAR_MS + 2)
@@ -66,7 +64,7 @@ def rig(tmp_path: Path) -> Rig:
 
 STEPS = {
     "1: nothing is written": (timerstore.log.segment, "write"),
-    "2: half a segment": (timerstore.log.segment.Writer, "_footer"),
+    "2: half a segment": (timerstore.log.segment.SegmentWriter, "_footer"),
     "2: a segment without its name": (os, "replace"),
     "2: a segment, its directory not synced": (timerstore.log.segment, "read"),
     "2: a segment without a checkpoint": (checkpoint, "write"),
@@ -82,15 +80,13 @@ def test_death_after_any_step_of_a_flush(
 ) -> None:
     """The rows come from the segment or from Kafka, never from both and never from neither."""
     if transaction_open:
-        assert len(rig.store.begin().take(SOON_MS + 2, 99)) == 6
+        assert len(take(rig.store.begin(), SOON_MS + 2, 99)) == 4
     with monkeypatch.context() as patch:
         patch.setattr(*STEPS[step], die)
         with pytest.raises(Death):
             rig.store.maintenance.flush(NOW_MS)
     store = rig.reopen()
-    assert store.resume_offsets() == (
-        {ORDERS: 5, BILLS: 5} if step[0] == "3" and "half" not in step else {ORDERS: 3, BILLS: 3}
-    )
+    assert store.resume_offset() == (5 if step[0] == "3" and "half" not in step else 3)
     assert not list(rig.directory.glob("*" + files.TEMPORARY_SUFFIX))
     assert len(list(rig.directory.glob("*.parquet"))) == len(store.state.timerlog)
     finish(rig)
@@ -116,14 +112,9 @@ def test_death_during_a_reclaim(rig: Rig, monkeypatch: pytest.MonkeyPatch, step:
 def test_death_between_the_commit_and_its_acknowledgement(rig: Rig) -> None:
     """Kafka knows; the store learns it at the next opening."""
     transaction = rig.store.begin()
-    rows = transaction.take(SOON_MS + 2, 99)
-    taken = [
-        rig.log[rig.store.sources.name(source)][offset]
-        for source, offset in zip(rows.source.tolist(), rows.offset.tolist(), strict=True)
-    ]
-    for source, progress in transaction.progress().items():
-        position = rig.store.sources.named(progress.position)
-        rig.committed[rig.store.sources.name(source)] = (progress.offset, position)
+    rows = take(transaction, SOON_MS + 2, 99)
+    taken = [rig.log[offset] for offset in rows.offset.tolist()]
+    rig.committed = transaction.progress()
     rig.delivered += taken
     rig.reopen()
     finish(rig)
@@ -132,7 +123,7 @@ def test_death_between_the_commit_and_its_acknowledgement(rig: Rig) -> None:
 @pytest.mark.parametrize("part", ["segment", "checkpoint"])
 def test_a_full_disk_during_a_flush_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """Delivery goes on, the flush is tried again, and the failed one leaves no file behind."""
-    module: Any = timerstore.log.segment.Writer if part == "segment" else checkpoint
+    module: Any = timerstore.log.segment.SegmentWriter if part == "segment" else checkpoint
     writer = "_footer" if part == "segment" else "_write_text"
     names = sorted(path.name for path in rig.directory.iterdir())
     stats = rig.store.stats()

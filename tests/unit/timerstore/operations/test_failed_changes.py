@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
-from timerstore.cancels.commands import Commands
+from tests.unit.timerstore.rig import NOW_MS, Rig
+from tests.unit.timerstore.rig import take as take_from
 from timerstore.errors import Inconsistent
 from timerstore.memory.resident import Resident
 
@@ -24,16 +24,15 @@ def ingest(rig: Rig) -> None:
 def take(rig: Rig) -> None:
     transaction = rig.store.begin()
     try:
-        transaction.take(SOON_MS, 99)
+        take_from(transaction, SOON_MS, 99)
     finally:
         transaction.rollback()
 
 
 def acknowledge(rig: Rig) -> None:
     transaction = rig.store.begin()
-    rows = transaction.take(SOON_MS, 99)
-    names = map(rig.store.sources.name, rows.source.tolist())
-    rig.delivered += [rig.log[name][offset] for name, offset in zip(names, rows.offset.tolist(), strict=True)]
+    rows = take_from(transaction, SOON_MS, 99)
+    rig.delivered += [rig.log[offset] for offset in rows.offset.tolist()]
     rig.commit(transaction, [])
 
 
@@ -47,25 +46,9 @@ def advance(rig: Rig) -> None:
     assert rig.store.wheel.next_window(NOW_MS + 80_000) is None
 
 
-def release(rig: Rig) -> None:
-    rig.store.hold([1])
-    rig.store.hold([])
-
-
 def step_back(rig: Rig) -> None:
     rig.deliver(SOON_MS)
     rig.store.step_back(NOW_MS)
-
-
-def give_up(rig: Rig) -> None:
-    rig.store.assignment.give_up([BILLS], NOW_MS)
-
-
-def join(rig: Rig) -> None:
-    give_up(rig)
-    assignment, committed = rig.store.assignment, {BILLS: rig.committed[BILLS]}
-    arrival = assignment.arrival(committed, {})
-    assignment.join(arrival, {BILLS: 0}, {BILLS: 1}, {BILLS: len(rig.log[BILLS])}, NOW_MS)
 
 
 def flush(rig: Rig) -> None:
@@ -73,32 +56,27 @@ def flush(rig: Rig) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Rig], None], type, str]] = {
-    "a batch is placed": (ingest, Resident, "add"),
+    "a batch is taken in": (ingest, Resident, "take_in"),
     "rows are taken": (take, Resident, "gather_near"),
     "rows are put back": (take, Resident, "place"),
     "a commit is known": (acknowledge, Resident, "commit"),
     "a window is admitted": (admit, Resident, "add"),
     "the frontier moves": (advance, Resident, "place"),
-    "a source is released": (release, Resident, "place"),
     "the clock was set back": (step_back, Resident, "place"),
-    "a source is given up": (give_up, Commands, "give_up"),
-    "a source joins": (join, Resident, "join"),
     "a flush has written": (flush, Resident, "mark_stored"),
 }
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    """Of two sources rows in a segment, ready rows, and rows in the memtable."""
-    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
-    for source in (ORDERS, BILLS):
-        rig.produce(FAR_MS, source=source)
+    """Rows in a segment, ready rows, and rows in the memtable."""
+    rig = Rig(tmp_path / "store")
+    rig.produce(FAR_MS)
     rig.ingest()
     rig.deliver()
     flush(rig)
     rig.load()
-    for source in (ORDERS, BILLS):
-        rig.produce(SOON_MS, SOON_MS + 1, FAR_MS - 1, source=source)
+    rig.produce(SOON_MS, SOON_MS + 1, FAR_MS - 1)
     rig.ingest()
     return rig
 
@@ -145,12 +123,12 @@ def test_what_fails_half_way_costs_a_start(
 def test_a_transaction_that_is_open_then_is_not_committed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ingest fails meanwhile: where the offsets may go is not said any more, and an abort has nothing to say."""
     transaction = rig.store.begin()
-    assert len(transaction.take(SOON_MS, 99)) == 2
+    assert len(take_from(transaction, SOON_MS, 99)) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(Resident, "add", lambda *_: 1 // 0)
+        patch.setattr(Resident, "take_in", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             ingest(rig)
-    for call in (transaction.progress, transaction.acknowledge, lambda: transaction.take(FAR_MS, 99)):
+    for call in (transaction.progress, transaction.acknowledge, lambda: take_from(transaction, FAR_MS, 99)):
         with pytest.raises(Inconsistent, match="ZeroDivisionError"):
             call()
     transaction.rollback()

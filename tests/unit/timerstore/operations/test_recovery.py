@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import timerstore.log.segment
-from tests.unit.timerstore.entries import Record, gather
-from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from tests.unit.timerstore.entries import Record
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 from timerstore.disk import checkpoint, files
 from timerstore.disk.checkpoint import Identity
-from timerstore.errors import Corrupt, DirectoryInUse, DiskFailure, WrongIdentity
+from timerstore.errors import Corrupt, DiskFailure, WrongIdentity
 from timerstore.log.segment import read_rows
 from timerstore.log.timerlog import TimerLog
 from timerstore.operations import recovery
-from timerstore.rows.position import end_of
+from timerstore.rows.position import ORIGIN, end_of
 
 SOON_MS, FAR_MS = NOW_MS + 30_000, NOW_MS + 900_000
 
@@ -33,12 +33,11 @@ SOON_MS, FAR_MS = NOW_MS + 30_000, NOW_MS + 900_000
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     """Two segments with pending rows, and more that is not stored yet."""
-    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
+    rig = Rig(tmp_path / "store")
     rig.load()
-    for source in (ORDERS, BILLS):
-        rig.produce(NOW_MS - 5, SOON_MS, FAR_MS, FAR_MS + 1, source=source)
+    rig.produce(NOW_MS - 5, SOON_MS, FAR_MS, FAR_MS + 1)
     for _ in range(2):
-        rig.produce(FAR_MS + 7, source=ORDERS)
+        rig.produce(FAR_MS + 7)
         rig.ingest()
         rig.deliver()
         rig.store.maintenance.flush(NOW_MS)
@@ -50,12 +49,11 @@ def rig(tmp_path: Path) -> Rig:
 
 @pytest.fixture
 def three(tmp_path: Path) -> Rig:
-    """Three segments, each with a far message of both sources."""
-    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
+    """Three segments, each with two far messages."""
+    rig = Rig(tmp_path / "store")
     rig.load()
     for i in range(3):
-        for source in (ORDERS, BILLS):
-            rig.produce(FAR_MS + i, source=source)
+        rig.produce(FAR_MS + i, FAR_MS + i)
         rig.ingest()
         rig.deliver()
         rig.store.maintenance.flush(NOW_MS)
@@ -76,9 +74,9 @@ def flip_a_page(rig: Rig, path: Path) -> None:
     for place in range(10, len(content) // 2, 9):
         path.write_bytes(content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :])
         named = next(s for s in rig.store.state.checkpoint.segments if s.name == path.name)
-        opened = timerstore.log.segment.read(path, rig.identity, rig.store.sources, named)
+        opened = timerstore.log.segment.read(path, rig.identity, named)
         try:
-            read_rows(opened, columns=["topic", "partition", "offset", "at", "target"])
+            read_rows(opened, columns=["offset", "at", "target"])
         except Corrupt:
             return
     raise AssertionError("no page is read")
@@ -87,7 +85,7 @@ def flip_a_page(rig: Rig, path: Path) -> None:
 def finish(rig: Rig) -> None:
     """What remains is delivered, each record once, and the gauge says so."""
     rig.ingest()
-    assert rig.store.stats().pending == sum(len(log) for log in rig.log.values()) - len(rig.delivered)
+    assert rig.store.stats().pending == len(rig.log) - len(rig.delivered)
     rig.finish(FAR_MS + 10)
     rig.assert_each_delivered_once()
     assert rig.store.stats().pending == 0
@@ -107,7 +105,7 @@ def test_a_sound_directory_is_opened_and_only_the_rest_is_read_again(rig: Rig) -
     """O_c is where ingest goes on."""
     store = rig.reopen()
     assert store.reports == ()
-    assert store.resume_offsets() == {ORDERS: 6, BILLS: 4}
+    assert store.resume_offset() == 6
     assert rig.ingest() == 2
     finish(rig)
 
@@ -116,7 +114,7 @@ def test_a_lost_directory_is_rebuilt(rig: Rig) -> None:
     """The index is disposable (invariant I5): what is finished is dropped, what is pending is not."""
     rig.store.close()
     shutil.rmtree(rig.directory)
-    assert rig.open().resume_offsets() == {ORDERS: None, BILLS: None}
+    assert rig.open().resume_offset() is None
     finish(rig)
 
 
@@ -137,7 +135,7 @@ def test_damage_found_at_the_start_means_a_rebuild(rig: Rig, damage: Callable[[R
     damage(rig)
     store = rig.open()
     assert any("rebuilt from Kafka" in report for report in store.reports)
-    assert store.resume_offsets() == {ORDERS: None, BILLS: None}
+    assert store.resume_offset() is None
     assert list(rig.directory.glob("*.corrupt"))
     assert segments(rig) == []
     assert set_aside(rig), "until the rebuild has caught up, Kafka may lose what they hold"
@@ -209,11 +207,11 @@ def test_a_damaged_page_that_a_window_comes_across_is_corrupt(rig: Rig) -> None:
 
 @pytest.mark.parametrize(
     "identity",
-    [Identity(cluster_id="other", topic_ids={"delay": "a"}), Identity(cluster_id="cluster", topic_ids={"delay": "b"})],
+    [Identity(cluster_id="other", log_id="a/0"), Identity(cluster_id="cluster", log_id="b/0")],
     ids=["cluster", "topic made anew"],
 )
-def test_a_directory_of_another_cluster_or_topic_is_refused(rig: Rig, identity: Identity) -> None:
-    """Its rows are not ours; the remedy is named, nothing is changed, and the lock is given back."""
+def test_a_directory_of_another_cluster_or_log_is_refused(rig: Rig, identity: Identity) -> None:
+    """Its rows are not ours; the remedy is named, and nothing is changed."""
     rig.store.close()
     before = sorted(path.name for path in rig.directory.iterdir())
     ours, rig.identity = rig.identity, identity
@@ -226,117 +224,40 @@ def test_a_directory_of_another_cluster_or_topic_is_refused(rig: Rig, identity: 
     finish(rig)
 
 
-def test_the_id_of_a_topic_that_is_not_configured_is_remembered(rig: Rig) -> None:
-    """It may come back, made anew: the rows in the segments are of the old one."""
-    rig.store.close()
-    everything = rig.committed
-    rig.identity, rig.committed = Identity(cluster_id="cluster", topic_ids={"else": "e"}), {("else", 0): (0, None)}
-    rig.log[("else", 0)] = [Record("else", 0, 0, NOW_MS)]
-    rig.open()
-    rig.ingest()
-    rig.deliver()
-    rig.store.maintenance.flush(NOW_MS)
-    rig.store.close()
-    rig.identity, rig.committed = Identity(cluster_id="cluster", topic_ids={"delay": "new"}), everything
-    with pytest.raises(WrongIdentity):
-        rig.open()
-
-
 def test_a_committed_offset_that_was_moved_back_rebuilds_the_index(rig: Rig) -> None:
     """Rows below O_c that the index left out as finished are pending again."""
-    offset, position = rig.committed[BILLS]
-    rig.committed[BILLS] = (offset - 1, position)
-    store = rig.reopen()
-    assert store.reports and "delay/1" in store.reports[0]
-    assert store.resume_offsets() == {ORDERS: 6, BILLS: None}
-    assert rig.reopen().resume_offsets() == {ORDERS: 6, BILLS: None}, "it is not forgotten"
+    rig.committed = replace(rig.committed, offset=5)
+    assert rig.reopen().reports == (recovery.MOVED_BACK,)
+    assert rig.store.resume_offset() is None
+    assert rig.reopen().resume_offset() is None, "it is not forgotten"
 
 
 @pytest.mark.parametrize("cleared", [True, False], ids=["cleared", "moved back"])
 def test_a_committed_position_that_was_moved_back_rebuilds_the_index(rig: Rig, cleared: bool) -> None:
     """Resetting a group's offsets clears its metadata: what lay below P is not in the segments, and pending again."""
-    offset, position = rig.committed[ORDERS]
-    assert position is not None
-    rig.committed[ORDERS] = (offset, None if cleared else (position[0] - 1, *position[1:]))
-    store = rig.reopen()
-    assert store.reports and "delay/0" in store.reports[0]
+    position = ORIGIN if cleared else rig.committed.position.before()
+    rig.committed = replace(rig.committed, position=position)
+    assert rig.reopen().reports == (recovery.MOVED_BACK,)
     rig.ingest()
     rig.load()
     assert rig.deliver()[0].offset == 0, "what was finished is delivered again, as the operator asked"
 
 
-def test_a_partition_that_is_not_ours_for_a_while_keeps_its_rows(rig: Rig) -> None:
-    """Its rows and its O_c stay together, through flush and reclaim (section 4)."""
-    theirs = rig.committed.pop(BILLS)
-    rig.reopen()
-    rig.ingest()
-    rig.finish(FAR_MS + 10)
-    rig.store.maintenance.flush(NOW_MS)
-    assert rig.store.maintenance.reclaim(NOW_MS) < 2
-    assert {record.partition for record in rig.delivered[2:]} == {0}
-    rig.committed[BILLS] = theirs
-    assert rig.reopen().resume_offsets()[BILLS] == 4
-    finish(rig)
-
-
-@pytest.mark.parametrize("cleaned", ["nothing", "reclaimed", "compacted"])
-def test_a_partition_that_stays_elsewhere_leaves_with_its_rows(
-    rig: Rig, cleaned: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows and O_c leave together, and the disk follows; when it comes back after all, Kafka is read again, and
-    what is left of its rows counts no more."""
-    monkeypatch.setattr(timerstore.log.segment, "ROW_GROUP_ROWS", 2)
-    theirs = rig.committed.pop(ORDERS)
-    rig.reopen()
-    rig.ingest()
-    long_ms = NOW_MS + rig.limits.elsewhere_ms
-    rig.store.maintenance.flush(NOW_MS)
-    assert ORDERS in rig.store.state.checkpoint.offsets
-    assert rig.store.maintenance.flush_due(long_ms)
-    rig.store.maintenance.flush(long_ms)
-    assert ORDERS not in rig.store.state.checkpoint.offsets and BILLS in rig.store.state.checkpoint.offsets
-    if cleaned == "reclaimed":
-        rig.finish(FAR_MS + 10)
-        rig.store.maintenance.reclaim(long_ms)
-        assert segments(rig) == []
-    if cleaned == "compacted":
-        rewrite_sparse(rig, long_ms)
-        assert all(rig.store.sources.index(*ORDERS) not in segment.largest for segment in rig.store.state.timerlog)
-    rig.committed[ORDERS] = theirs
-    store = rig.reopen()
-    assert (store.resume_offsets()[ORDERS], store.reports) == (None, ())
-    finish(rig)
-    rig.store.maintenance.flush(NOW_MS)
-    rig.store.maintenance.reclaim(NOW_MS)
-    assert segments(rig) == []
-
-
-def rewrite_sparse(rig: Rig, now_ms: int) -> None:
-    """Compaction, as maintenance does it, with all that lies beyond worth while."""
-    rig.store.state.limits = replace(rig.limits, sparse_ms=0)
-    for _ in range(50):
-        window = rig.store.maintenance.compaction_window(now_ms)
-        if window is not None:
-            rig.store.maintenance.compact(window, gather(window))
-
-
 def test_an_offset_below_the_start_of_the_log_covers_nothing(rig: Rig) -> None:
-    """A partition was with another instance until after its records here were deleted: what that one has delivered is
-    finished, what only this index has is delivered, and Kafka is read from where it begins."""
-    theirs = rig.committed.pop(BILLS)
-    rig.reopen()
-    rig.log_starts = {BILLS: 5}
-    rig.produce(FAR_MS + 3, FAR_MS + 4, source=BILLS)
-    rig.committed[BILLS] = (6, theirs[1])
+    """The log was with another instance until after its records here were deleted: what that one has delivered is
+    finished, what only this index has is delivered, and the log is read from where it begins."""
+    rig.store.close()
+    rig.log_start = 7
+    rig.produce(FAR_MS + 3, FAR_MS + 4)
+    rig.committed = replace(rig.committed, offset=10)
     for told in (True, False):
-        store = rig.reopen()
-        assert store.resume_offsets() == {ORDERS: 6, BILLS: None}
-        assert any("ends before the log's start" in report for report in store.reports) == told
+        assert rig.open().resume_offset() is None
+        assert (recovery.OUTDATED in rig.store.reports) == told
     rig.ingest()
     rig.store.maintenance.flush(NOW_MS)
-    assert rig.reopen().resume_offsets()[BILLS] == 6
+    assert rig.reopen().resume_offset() == 10
     rig.finish(FAR_MS + 10)
-    assert sorted(r.offset for r in rig.delivered if r.partition == 1) == [0, 1, 2, 3, 5], "4 is gone"
+    assert sorted(r.offset for r in rig.delivered) == [0, 1, 2, 3, 4, 5, 7, 8, 9], "6 is gone"
     assert rig.store.stats().pending == 0
 
 
@@ -370,8 +291,8 @@ def test_too_little_memory_is_not_damage(
 def opening_fails_and_leaves_all(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, read: str, error: Exception, expected: type[Exception]
 ) -> Exception:
-    rig.log[ORDERS].append(Record(*ORDERS, len(rig.log[ORDERS]), FAR_MS + 10, id="a"))
-    rig.log[ORDERS].append(Record(*ORDERS, len(rig.log[ORDERS]), None, id="b", cancels=True))
+    rig.log.append(Record(*ORDERS, len(rig.log), FAR_MS + 10, id="a"))
+    rig.log.append(Record(*ORDERS, len(rig.log), None, id="b", cancels=True))
     rig.ingest()
     rig.load(SOON_MS)
     rig.deliver(SOON_MS)
@@ -392,21 +313,21 @@ def test_one_damaged_segment_costs_no_other(three: Rig) -> None:
     """All records are gone from Kafka, so that the index is all there is: what the two sound segments hold is used, now
     and after a restart, and what the third held is not made up."""
     rig = three
-    rig.log_starts = {ORDERS: 3, BILLS: 3}
+    rig.log_start = 6
     rig.store.close()
     sound = [segments(rig)[0], segments(rig)[2]]
     flip(segments(rig)[1], -100)
     for _ in range(2):
-        assert rig.open().resume_offsets() == {ORDERS: None, BILLS: None}, "whether to go on is for others to decide"
+        assert rig.open().resume_offset() is None, "whether to go on is for others to decide"
         assert segments(rig) == sound
         assert rig.store.stats().pending == 4
         rig.store.close()
     rig.open()
     rig.ingest()
     rig.store.maintenance.flush(NOW_MS)
-    assert rig.reopen().resume_offsets() == {ORDERS: 3, BILLS: 3}
+    assert rig.reopen().resume_offset() == 6
     rig.finish(FAR_MS + 10)
-    assert sorted((r.partition, r.offset) for r in rig.delivered) == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    assert sorted(r.offset for r in rig.delivered) == [0, 1, 4, 5]
 
 
 @pytest.mark.parametrize("page", [False, True], ids=["footer", "page"])
@@ -415,15 +336,15 @@ def test_what_kafka_has_is_read_again_and_what_it_has_not_is_kept(three: Rig, pa
     rig = three
     rig.load(FAR_MS)
     assert len(rig.deliver(FAR_MS)) == 2, "so that opening has to count"
-    rig.log_starts = {ORDERS: 2, BILLS: 1}
+    rig.log_start = 3
     rig.store.close()
     if page:
         flip_a_page(rig, segments(rig)[0])
     else:
         flip(segments(rig)[0], -100)
     store = rig.open()
-    assert store.resume_offsets() == {ORDERS: None, BILLS: None}
-    assert store.stats().pending == 1, "of the second segment, that of ORDERS; of the third, nothing"
+    assert store.resume_offset() is None
+    assert store.stats().pending == 1, "of the second segment, the first; of the third, nothing"
     assert [each.rows for each in store.state.timerlog] == [1]
     assert len(set_aside(rig)) == 2, "the old ones, until ingest has caught up"
     rig.store.maintenance.flush(NOW_MS)
@@ -439,7 +360,7 @@ def test_what_kafka_has_is_read_again_and_what_it_has_not_is_kept(three: Rig, pa
 STEPS = {
     "1: the damaged file is renamed": (checkpoint, "write", 0),
     "2: the checkpoint does without it": (files, "writing", 1),
-    "3: half a segment anew": (timerstore.log.segment.Writer, "_footer", 0),
+    "3: half a segment anew": (timerstore.log.segment.SegmentWriter, "_footer", 0),
     "3: a segment anew": (checkpoint, "write", 1),
     "4: the checkpoint names it": (recovery, "_clear", 0),
     "5: one of the old ones is aside": (files, "set_aside", 2),
@@ -450,7 +371,7 @@ STEPS = {
 def test_death_after_any_step_of_a_recovery(three: Rig, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """The next opening ends where this one would have; no sound file is removed on the way."""
     rig = three
-    rig.log_starts = {ORDERS: 2, BILLS: 1}
+    rig.log_start = 3
     rig.store.close()
     flip(segments(rig)[0], -100)
     owner, name, after = STEPS[step]
@@ -467,14 +388,14 @@ def test_death_after_any_step_of_a_recovery(three: Rig, monkeypatch: pytest.Monk
         with pytest.raises(Death):
             rig.open()
     store = rig.open()
-    assert store.resume_offsets() == {ORDERS: None, BILLS: None}
+    assert store.resume_offset() is None
     assert [each.rows for each in store.state.timerlog] == [1] and store.stats().pending == 1
     assert len(set_aside(rig)) >= 2
     rig.ingest()
     rig.store.maintenance.flush(NOW_MS)
     assert set_aside(rig) == []
     rig.finish(FAR_MS + 10)
-    assert sorted((r.partition, r.offset) for r in rig.delivered) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert sorted(r.offset for r in rig.delivered) == [2, 3, 4, 5]
 
 
 def test_a_disk_that_fills_up_takes_what_is_aside(three: Rig) -> None:
@@ -487,21 +408,12 @@ def test_a_disk_that_fills_up_takes_what_is_aside(three: Rig) -> None:
     finish(three)
 
 
-def test_a_partition_more_changes_nothing_for_the_others(rig: Rig) -> None:
-    """It starts without an O_c, and its P is minus infinity."""
-    rig.log[("delay", 2)] = [Record("delay", 2, 0, NOW_MS - 10), Record("delay", 2, 1, FAR_MS)]
-    rig.committed[("delay", 2)] = (0, None)
-    assert rig.reopen().resume_offsets() == {ORDERS: 6, BILLS: 4, ("delay", 2): None}
-    finish(rig)
-
-
 def test_progress_is_told_segment_by_segment(rig: Rig) -> None:
     """Opening many takes a while."""
     rig.store.close()
     told: list[tuple[int, int]] = []
     store = type(rig.store).open(
-        recovery.find(rig.directory, rig.identity, NOW_MS), partitions=list(rig.log), committed=rig.committed,
-            now_ms=NOW_MS,
+        recovery.find(rig.directory, rig.identity, NOW_MS), rig.committed, now_ms=NOW_MS,
         progress=lambda done, total: told.append((done, total)),
     )  # fmt: skip
     store.close()
@@ -512,21 +424,16 @@ def test_progress_goes_on_while_segments_are_written_anew(three: Rig) -> None:
     """That takes longer than to open them: where nothing is told meanwhile, a start of many gigabytes is taken for a
     thread that hangs."""
     rig = three
-    rig.log_starts = {ORDERS: 2, BILLS: 1}
+    rig.log_start = 3
     rig.store.close()
     (rig.directory / segments(rig)[2]).unlink()
     told: list[tuple[int, int]] = []
-    with mock.patch.object(timerstore.log.segment.Writer, "close", side_effect=lambda: told.append((0, 0))):
+    with mock.patch.object(timerstore.log.segment.SegmentWriter, "close", side_effect=lambda: told.append((0, 0))):
         store = type(rig.store).open(
-            recovery.find(rig.directory, rig.identity, NOW_MS), partitions=list(rig.log), committed=rig.committed,
-            now_ms=NOW_MS,
-            log_starts=rig.log_starts, progress=lambda done, total: told.append((done, total)),
+            recovery.find(rig.directory, rig.identity, NOW_MS), rig.committed, now_ms=NOW_MS,
+            log_start=rig.log_start, progress=lambda done, total: told.append((done, total)),
         )  # fmt: skip
     store.close()
-    assert told == [(1, 2), (2, 2), (0, 0), (2, 2), (1, 1)], "one is sound as it is, and is counted"
-
-
-def test_an_open_directory_is_not_opened_twice(rig: Rig) -> None:
-    """Two writers would destroy each other's index."""
-    with pytest.raises(DirectoryInUse):
-        rig.open()
+    missing, opened = told[:2], told[2:]
+    assert missing == [(1, 3), (2, 3)]
+    assert opened == [(1, 2), (2, 2), (0, 0), (2, 2), (1, 1)], "one is sound as it is, and is counted"

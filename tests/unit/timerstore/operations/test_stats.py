@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from tests.unit.timerstore.rig import NOW_MS, Rig
 from timerstore.limits import Limits
+from timerstore.operations.stats import Trimmed
 
 FAR = NOW_MS + 10_000_000
 
 
 def test_rows_in_memory_are_looked_at_one_by_one(tmp_path: Path) -> None:
     """Ready, beyond the frontier, or overtaken: what is pending below the log's start is found, and only that."""
-    rig = Rig(tmp_path, sources=(ORDERS, BILLS))
+    rig = Rig(tmp_path)
     rig.produce(FAR, FAR + 1)
-    rig.produce(NOW_MS + 1, source=BILLS)
     rig.ingest()
-    assert rig.store.trimmed({ORDERS: 0, BILLS: 0}) == []
-    assert rig.store.trimmed({ORDERS: 1}) == [ORDERS]
-    assert rig.store.trimmed({ORDERS: 1, BILLS: 1, ("other", 0): 9}) == [ORDERS, BILLS]
+    assert not rig.store.trimmed(0).is_any
+    assert rig.store.trimmed(1) == Trimmed(is_any=True, is_unstored=True)
+    rig.deliver()
+    assert rig.store.trimmed(1).can_flush
+    rig.store.maintenance.flush(NOW_MS)
+    assert rig.store.trimmed(2) == Trimmed(is_any=True)
 
 
 def test_what_is_finished_may_be_gone(tmp_path: Path) -> None:
@@ -27,11 +30,11 @@ def test_what_is_finished_may_be_gone(tmp_path: Path) -> None:
     rig.produce(NOW_MS - 1, FAR)
     rig.ingest()
     rig.finish(NOW_MS)
-    assert rig.store.trimmed({ORDERS: 1}) == []
-    assert rig.store.trimmed({ORDERS: 2}) == [ORDERS]
+    assert not rig.store.trimmed(1).is_any
+    assert rig.store.trimmed(2).is_any
 
 
-def test_of_a_segment_the_last_row_of_each_partition_tells(tmp_path: Path) -> None:
+def test_of_a_segment_the_last_row_tells(tmp_path: Path) -> None:
     """As long as that is not finished, it is pending; its record may be gone while others are still there."""
     rig = Rig(tmp_path, limits=Limits(horizon_ms=1_000))
     rig.produce(FAR + 5, FAR)
@@ -40,7 +43,7 @@ def test_of_a_segment_the_last_row_of_each_partition_tells(tmp_path: Path) -> No
     assert rig.store.maintenance.flush(NOW_MS).rows == 2
     rig.reopen()
     assert len(rig.store.state.resident.memtable) == 0
-    assert rig.store.trimmed({ORDERS: 0}) == []
-    assert rig.store.trimmed({ORDERS: 1}) == [ORDERS]
+    assert not rig.store.trimmed(0).is_any
+    assert rig.store.trimmed(1).is_any
     rig.finish(FAR + 5)
-    assert rig.store.trimmed({ORDERS: 2}) == []
+    assert not rig.store.trimmed(2).is_any

@@ -11,7 +11,7 @@ from bridge.delivery.doubt.records import Row
 def doubt(rows: dict[int, Row], **other: Any) -> Doubt:
     """Of rows that were sent to `orders`, and are due at 1,000 ms."""
     told: dict[str, Any] = {
-        "topic_id": "id", "cut": 0, "began_ms": 900, "since": 5, "last": (1_000, "delay", 0, max(rows)), "rows": rows,
+        "topic_id": "id", "cut": 0, "began_ms": 900, "since": 5, "last": (1_000, max(rows)), "rows": rows,
         "unread": {"orders": tuple(rows)}, "written": {},
     }  # fmt: skip
     return Doubt(**told | other)

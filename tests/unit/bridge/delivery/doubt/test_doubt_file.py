@@ -23,7 +23,7 @@ TRANSACTION_ROWS_MAX = 1_000_000
 EPOCH = DecodeEpoch(
     offset=0, parameters=DecodeParameters(max_delay_ms=10**9, roll_window_ms=20_000, has_default_target=False)
 )
-BEFORE = CommittedState(offset=5, position=(900, *NAME, 4), topic_id="id", partitions=1, epochs=(EPOCH,))
+BEFORE = CommittedState(offset=5, position=(900, 4), topic_id="id", partitions=1, epochs=(EPOCH,))
 ROWS = {6: (6, 0, False), 8: (3, 2, True)}
 DOUBT = doubt(ROWS, unread={"orders": (6,), "delay": (8,)}, written={6: Part.RECORD})
 
@@ -33,10 +33,10 @@ DOUBT = doubt(ROWS, unread={"orders": (6,), "delay": (8,)}, written={6: Part.REC
     [
         (BEFORE, True),
         (replace(BEFORE, offset=9), True),
-        (replace(BEFORE, offset=9, position=(1_000, *NAME, 7)), True),
-        (replace(BEFORE, offset=9, position=(1_000, *NAME, 8)), False),
-        (replace(BEFORE, offset=8, position=(2_000, *NAME, 8)), True),
-        (replace(BEFORE, offset=9, position=(2_000, "zzz", 9, 8)), False),
+        (replace(BEFORE, offset=9, position=(1_000, 7)), True),
+        (replace(BEFORE, offset=9, position=(1_000, 8)), False),
+        (replace(BEFORE, offset=8, position=(2_000, 8)), True),
+        (replace(BEFORE, offset=9, position=(3_000, 0)), False),
         (replace(BEFORE, offset=9, frozen=((9, 1_000, 8),)), False),
         (replace(BEFORE, topic_id="another"), False),
         (replace(BEFORE, cuts=((7, 6),)), False),
@@ -45,33 +45,33 @@ DOUBT = doubt(ROWS, unread={"orders": (6,), "delay": (8,)}, written={6: Part.REC
 )
 def test_a_doubt_lasts_until_its_rows_are_finished(state: CommittedState, is_left: bool) -> None:
     """By whomever; or until its topic, or that part of the log, is another one."""
-    assert DOUBT.under(NAME, state) == (DOUBT if is_left else None)
+    assert DOUBT.under(state) == (DOUBT if is_left else None)
 
 
 def test_rows_above_a_cut_are_other_records() -> None:
     """What lies below it is in doubt further, and the next look at the same state changes nothing."""
     state = replace(BEFORE, cuts=((7, 8),))
-    left = DOUBT.under(NAME, state)
-    assert left is not None and left.under(NAME, state) == left
+    left = DOUBT.under(state)
+    assert left is not None and left.under(state) == left
     assert (list(left.rows), left.unread, left.in_doubt()) == ([6], {"orders": (6,)}, {6})
 
 
 @pytest.mark.fault("a log that is cut while a copy written into it is in doubt")
 def test_copies_behind_a_cut_are_looked_for() -> None:
     """Copies that a leader with a shorter log has lost are looked up, and written again."""
-    left = replace(DOUBT, since=9, rows={3: (3, 0, False)}).under(NAME, replace(BEFORE, offset=5, cuts=((7, 4),)))
+    left = replace(DOUBT, since=9, rows={3: (3, 0, False)}).under(replace(BEFORE, offset=5, cuts=((7, 4),)))
     assert left is not None and left.since == 4
 
 
 def test_rows_that_were_given_up_are_in_doubt_no_more() -> None:
     """`reset-offsets` begins behind them."""
-    left = DOUBT.under(NAME, replace(BEFORE, offset=8, first_offset=8))
+    left = DOUBT.under(replace(BEFORE, offset=8, first_offset=8))
     assert left is not None and (list(left.rows), left.unread, left.written) == ([8], {"delay": (8,)}, {})
 
 
 def test_rows_that_are_finished_by_offset_wait_for_no_position() -> None:
     """Rejects, and cancels that are sent on."""
-    assert replace(DOUBT, last=None).under(NAME, replace(BEFORE, offset=9, position=None)) is None
+    assert replace(DOUBT, last=None).under(replace(BEFORE, offset=9, position=None)) is None
 
 
 def test_what_counts_as_written_is_what_the_topics_should_have() -> None:
@@ -88,7 +88,7 @@ def test_two_transactions_that_ended_unasked_are_one_doubt() -> None:
     """What was found of the first is known of the second."""
     later = doubt({8: ROWS[8], 9: (9, 0, False)}, began_ms=2_000, since=7, unread={"bills": (8, 9)})
     both = DOUBT.joined(later)
-    assert (both.began_ms, both.since, both.last) == (900, 5, (1_000, *NAME, 9))
+    assert (both.began_ms, both.since, both.last) == (900, 5, (1_000, 9))
     assert both.rows == {**ROWS, **later.rows} and both.written == DOUBT.written
     assert both.unread == {"orders": (6,), "delay": (8,), "bills": (8, 9)}
 

@@ -8,10 +8,10 @@ import pytest
 
 from bridge.delivery.doubt.findings import Part
 from bridge.delivery.doubt.records import Planned, Wanted
+from bridge.stores.names import pack
 from bridge.wire import headers as h
 from bridge.wire.headers import Headers
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import pack
 
 NAME = ("delay", 0)
 ROWS = {10: (10, 0, False), 21: (11, 0, False), 22: (12, 3, True)}

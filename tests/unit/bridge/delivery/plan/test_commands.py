@@ -12,13 +12,15 @@ import pytest
 
 from bridge.delivery.doubt.findings import Findings
 from bridge.delivery.plan.backoff import RetryPolicy
-from bridge.delivery.plan.commands import Commands
+from bridge.delivery.plan.commands import DueCommands
 from bridge.delivery.plan.due_rows import DueRows, SourceColumns
 from bridge.delivery.plan.fates import Unplannable
 from bridge.delivery.plan.planner import NOTHING, Plan, Planner
 from bridge.delivery.plan.record_size import record_bytes
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
+from bridge.stores import loan as stores
+from bridge.stores.names import OFFSET_BITS
 from bridge.wire import headers as h
 from bridge.wire.answers import Outcome
 from bridge.wire.schedule import packed
@@ -26,7 +28,6 @@ from tests.entries import rows_of, timer
 from tests.unit.bridge.delivery.plan.test_ticks import FAILS, MINUTE, NOW, SOURCES, WELL, Known
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decided, Decision, Effect
-from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import AT_MIN, OFFSET_MAX, Int64s, Positions
 
@@ -39,13 +40,13 @@ class Loan:
         self.originals: list[int] = []
         """Of what leaves as a copy."""
 
-    def decide(self, commands: Sequence[int], _now_ms: int, *_: object) -> list[Decided]:
+    def decide(self, commands: Sequence[int], _now_ms: int, *_: object) -> list[tuple[int, Decided]]:
         rows, payload = self._rows, self._rows.payload
         origin = payload.column("origin").to_numpy()
         positions = Positions(rows.at, rows.offset)
         effects = [
             Effect(
-                seq=int(seq),
+                offset=int(key) & OFFSET_MAX,
                 is_move=True,
                 rows=positions,
                 origin=origin,
@@ -53,11 +54,14 @@ class Loan:
                 named=np.array([7]),
                 key=None,
             )
-            for seq in commands
+            for key in commands
         ]
         return [
-            Decided(effect=each, decision=Decision.ACT, live=np.arange(len(rows)), named=np.array([7]))
-            for each in effects
+            (
+                int(key) >> OFFSET_BITS,
+                Decided(effect=each, decision=Decision.ACT, live=np.arange(len(rows)), named=np.array([7])),
+            )
+            for key, each in zip(commands, effects, strict=True)
         ]
 
     def copied(self, _seq: Int64s, origin: Int64s, _ids: pa.Array) -> None:
@@ -71,9 +75,10 @@ class UnderWay(Loan):
         super().__init__(*rows)
         self._kind = kind
 
-    def decide(self, commands: Sequence[int], _now_ms: int, *_: object) -> list[Decided]:
-        (found,) = super().decide(commands, _now_ms)
-        return [replace(found, effect=replace(found.effect, is_move=self._kind is Kind.MOVE), behind=np.array([7]))]
+    def decide(self, commands: Sequence[int], _now_ms: int, *_: object) -> list[tuple[int, Decided]]:
+        ((source, found),) = super().decide(commands, _now_ms)
+        effect = replace(found.effect, is_move=self._kind is Kind.MOVE)
+        return [(source, replace(found, effect=effect, behind=np.array([7])))]
 
 
 class Several(Loan):
@@ -83,11 +88,11 @@ class Several(Loan):
         super().__init__(*rows)
         self._decisions = decisions
 
-    def decide(self, commands: Sequence[int], _now_ms: int, *_: object) -> list[Decided]:
+    def decide(self, commands: Sequence[int], _now_ms: int, *_: object) -> list[tuple[int, Decided]]:
         rows, payload, named = self._rows, self._rows.payload, np.array(sorted(self._decisions))
         origin, positions = payload.column("origin").to_numpy(), Positions(rows.at, rows.offset)
         effect = Effect(
-            seq=int(commands[0]),
+            offset=int(commands[0]) & OFFSET_MAX,
             is_move=True,
             rows=positions,
             origin=origin,
@@ -96,11 +101,14 @@ class Several(Loan):
             key=None,
         )
         return [
-            Decided(
-                effect=effect,
-                decision=decision,
-                live=np.arange(len(rows) if decision is Decision.ACT else 0),
-                named=named[[self._decisions[each] is decision for each in named.tolist()]],
+            (
+                int(commands[0]) >> OFFSET_BITS,
+                Decided(
+                    effect=effect,
+                    decision=decision,
+                    live=np.arange(len(rows) if decision is Decision.ACT else 0),
+                    named=named[[self._decisions[each] is decision for each in named.tolist()]],
+                ),
             )
             for decision in dict.fromkeys(self._decisions.values())
         ]
@@ -131,7 +139,7 @@ def planned(
         retry=RetryPolicy(),
     )
     planner.begin()
-    taken, found = rows_of([(AT_MIN, 0, 20, move)]), cast("Transaction", loan(*rows))
+    taken, found = rows_of([(AT_MIN, 0, 20, move)]), cast("stores.Loan", loan(*rows))
     return planner.plan(taken, SOURCES, NOW, findings, found)
 
 
@@ -229,7 +237,7 @@ def test_moves_that_a_later_one_makes_moot() -> None:
         headers = [(h.MOVE_ORIGIN, names.encode())]
         move = timer("delay", 0, 20 + n, due, None, kind=int(Kind.MOVE), headers=headers)
         rows.append((AT_MIN, 0, 20 + n, {**move, "origin": origin}))
-    commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+    commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
     assert commands.passed() == {20: 23, 26: 27}
 
 
@@ -242,7 +250,7 @@ def test_a_move_that_was_written_once_more_is_older_than_what_was_written_meanwh
             headers = [(h.MOVE_ORIGIN, b"delay/0/7"), (h.COPY_FORWARDED, forwarded)]
             move = timer("delay", 0, 20 + n, NOW, None, kind=int(Kind.MOVE), headers=headers)
             rows.append((AT_MIN, 0, 20 + n, {**move, "origin": 7}))
-        commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+        commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
         assert commands.passed() == expected
 
 
@@ -254,7 +262,7 @@ def test_what_a_client_sends_to_every_partition_was_written_once() -> None:
         rows.append(
             (AT_MIN, 0, 20 + n, timer("delay", 0, 20 + n, NOW, None, kind=int(Kind.MOVE), id="a", headers=headers))
         )
-    commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+    commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
     assert commands.sent() == {21: 3, 22: OFFSET_MAX}
 
 
@@ -274,7 +282,7 @@ def test_moves_by_id_that_a_later_one_makes_moot() -> None:
         move = timer("delay", 0, 20 + n, due, target, kind=int(Kind.MOVE), id=id, headers=headers)
         rows.append((AT_MIN, 0, 20 + n, move))
     rows.append((AT_MIN, 0, 40, timer("delay", 0, 40, NOW, None, kind=int(Kind.RECALL), id="a")))
-    commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+    commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
     assert commands.passed() == {20: 25, 21: 27, 22: 25, 24: 28, 26: 25, 29: 30}
     assert commands.passed({25, 30}) == {20: 22, 21: 27, 24: 28, 26: 22}
 

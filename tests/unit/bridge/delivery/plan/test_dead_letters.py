@@ -21,13 +21,13 @@ from bridge.delivery.plan.dead_letters import (
 )
 from bridge.delivery.plan.due_rows import Batch, DueRows, SourceColumns
 from bridge.kafka.errors import Refusal
+from bridge.stores.names import Sources
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS
 from bridge.wire.headers import Headers
 from bridge.wire.letters import read_letter
 from bridge.wire.reasons import RejectReason
 from tests.entries import reject, rows_of, timer
-from timerstore.rows.sources import Sources
 
 SOURCES = Sources([("delay", 0)])
 TS = 1_800_000_000_000

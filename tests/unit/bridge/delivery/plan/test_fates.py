@@ -35,12 +35,12 @@ from bridge.delivery.targets.partitioner import PARTITIONER, murmur2
 from bridge.delivery.targets.target import Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
+from bridge.stores.names import Sources
 from bridge.wire import headers as h
 from bridge.wire.reasons import RejectReason
 from tests.entries import reject, rows_of, timer
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import AT_MIN, Bools
-from timerstore.rows.sources import Sources
 
 NOW: Final = 1_800_000_000_000
 NO_ROWS: Final = np.empty(0, dtype=np.intp)

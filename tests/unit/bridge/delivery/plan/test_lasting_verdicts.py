@@ -16,11 +16,11 @@ from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
 from bridge.kafka.errors import Refusal
+from bridge.stores.names import Sources
 from bridge.wire.reasons import RejectReason
 from tests.broker.brokers import MISSING, WELL, Brokers
 from tests.entries import rows_of, timer
 from tests.manual_clock import ManualClock
-from timerstore.rows.sources import Sources
 
 SOURCES: Final = Sources([("delay", 0)])
 ROOMY: Final = replace(WELL, bytes_max=100_000)

@@ -15,12 +15,12 @@ from bridge.delivery.plan.planner import Plan, Planner
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
 from bridge.errors import EnvironmentFailure
+from bridge.stores.names import Sources
 from bridge.wire import headers as h
 from bridge.wire.commands import KEY_BYTES_MAX
 from tests.entries import reject, rows_of, timer
 from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.rows.entry import Kind
-from timerstore.rows.sources import Sources
 
 SOURCES = Sources([("delay", 0)])
 NOW = 1_800_000_000_000

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bridge.delivery.plan.due_rows import BATCH_BYTES, Batch, DueRows, SourceColumns, TargetRows
 from bridge.delivery.plan.record_size import _field, _varint, parted, record_bytes
+from bridge.stores.names import Sources
 from bridge.wire.headers import HeaderList
 from tests.entries import rows_of, timer
-from timerstore.rows.sources import Sources
 
 
 @pytest.mark.parametrize(

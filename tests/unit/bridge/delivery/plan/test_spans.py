@@ -12,8 +12,8 @@ from opentelemetry.trace import SpanKind
 from bridge.delivery.plan.due_rows import DueRows, SourceColumns
 from bridge.delivery.plan.spans import Delivery, OpenTelemetry, Sampler
 from bridge.settings.model import Settings
+from bridge.stores.names import Sources
 from tests.entries import rows_of, timer
-from timerstore.rows.sources import Sources
 
 NOW = 1_800_000_000_000
 SPAN = "00f067aa0ba902b7"

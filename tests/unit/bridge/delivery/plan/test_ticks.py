@@ -17,12 +17,12 @@ from bridge.delivery.plan.ticks import ScheduleLimits, moved
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
 from bridge.kafka.errors import Refusal
+from bridge.stores.loan import Loan
+from bridge.stores.names import Sources
 from bridge.wire import headers as h
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import packed
 from tests.entries import rows_of, timer
-from timerstore.operations.transaction import Transaction
-from timerstore.rows.sources import Sources
 
 SOURCES = Sources([("delay", 0)])
 NOW = 1_800_000_000_000
@@ -54,7 +54,7 @@ def planned(
     *entries: dict[str, Any],
     targets: Mapping[str, Target] | None = None,
     schedules: ScheduleLimits = LIMITS,
-    loan: Transaction | None = None,
+    loan: Loan | None = None,
     **options: Any,
 ) -> tuple[Plan, dict[str, list[dict[str, str]]]]:
     """The plan of these entries, and the headers of what is written to each topic."""
@@ -189,7 +189,7 @@ def test_both_copies_of_a_tick_that_is_retried_are_under_way() -> None:
     """Its own, and the next tick."""
     told: list[int] = []
     loan = SimpleNamespace(copied=lambda _seq, origin, _ids: told.extend(origin.tolist()))
-    _, written = planned(tick(3, NOW - 5_000, every="1h"), targets={"orders": FAILS}, loan=cast("Transaction", loan))
+    _, written = planned(tick(3, NOW - 5_000, every="1h"), targets={"orders": FAILS}, loan=cast("Loan", loan))
     assert len(written["delay"]) == 2
     assert told == [7, 7]
 

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from bridge.delivery.producer.outcomes import Aborted, Broken, NotReady
-from bridge.delivery.producer.transactional_ids import TRANSITIONS, Event, State, TransactionalId
+from bridge.delivery.producer.transactional_ids import TRANSITIONS, IdEvent, IdState, TransactionalId
 from bridge.settings.time_budgets import TimeBudgets
 from tests.unit.bridge.delivery.producer.stubs import ABORTABLE, FATAL, RETRIABLE, StubProducer, Told
 from tests.unit.bridge.delivery.producer.test_epochs import CUT
 
 ROUTES = {
-    State.UNMADE: [],
-    State.STARTING: [Event.START],
-    State.READY: [Event.START, Event.MADE],
-    State.USED: [Event.START, Event.MADE, Event.TAKEN],
+    IdState.UNMADE: [],
+    IdState.STARTING: [IdEvent.START],
+    IdState.READY: [IdEvent.START, IdEvent.MADE],
+    IdState.USED: [IdEvent.START, IdEvent.MADE, IdEvent.TAKEN],
 }
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
-def test_every_event_in_every_state(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(IdState, IdEvent)))
+def test_every_event_in_every_state(state: IdState, event: IdEvent) -> None:
     """It leads where the table says; an event that the table does not have raises, and changes nothing."""
     one = TransactionalId("x")
     for each in ROUTES[state]:
@@ -42,8 +42,8 @@ def test_every_event_in_every_state(state: State, event: Event) -> None:
 
 def test_every_state_is_reached_and_none_is_the_last() -> None:
     """From each one an id becomes ready again."""
-    assert TRANSITIONS.keys() == ROUTES.keys() == set(State)
-    assert {state for row in TRANSITIONS.values() for state in row.values()} == set(State)
+    assert TRANSITIONS.keys() == ROUTES.keys() == set(IdState)
+    assert {state for row in TRANSITIONS.values() for state in row.values()} == set(IdState)
     assert all(set(row.values()) - {state} for state, row in TRANSITIONS.items())
 
 
@@ -126,8 +126,8 @@ def test_whatever_happens_no_id_has_two_producers_and_delivery_goes_on(
     for _ in range(150):
         walk.step(walk.random.choice(acts))
         ids = walk.writer._ids._all
-        assert all((one.producer is not None) == (one.state in (State.READY, State.USED)) for one in ids)
-        assert [one for one in ids if one.state is State.USED] == ([walk.writer._id] if walk.writer._id else [])
+        assert all((one.producer is not None) == (one.state in (IdState.READY, IdState.USED)) for one in ids)
+        assert [one for one in ids if one.state is IdState.USED] == ([walk.writer._id] if walk.writer._id else [])
     walk.bad_starts = 0
     for made in walk.made:
         made.script.clear()

@@ -1,4 +1,4 @@
-"""timerstore.rows.sources: (topic, partition) as numbers, in order."""
+"""bridge.stores.names: (topic, partition) as numbers, in order."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from bridge.stores.names import SOURCE_MAX, Sources, offsets_of, pack, sources_of
 from timerstore.errors import Misuse
-from timerstore.rows.position import ORIGIN, SOURCE_MAX, Position
-from timerstore.rows.sources import Sources
+from timerstore.rows.position import OFFSET_MAX
 
 SOURCES = Sources([("b", 0), ("a", 3), ("a", 0), ("a", 3)])
 
@@ -43,22 +43,15 @@ def test_no_rows_are_no_sources() -> None:
     assert SOURCES.of_columns(pa.chunked_array([], pa.string()), pa.chunked_array([], pa.int32())).tolist() == []
 
 
-def test_columns_name_what_was_numbered() -> None:
-    """`columns` is the way back."""
-    topic, partition = SOURCES.columns(np.array([2, 0, 1, 1]))
-    assert topic.to_pylist() == ["b", "a", "a", "a"]
-    assert partition.to_pylist() == [0, 0, 3, 3]
-
-
-def test_positions_are_named_and_found_again() -> None:
-    """Files and metadata hold names; the origin is None."""
-    position = Position(17, 1, 5)
-    assert SOURCES.named(position) == (17, "a", 3, 5)
-    assert SOURCES.position((17, "a", 3, 5)) == position
-    assert SOURCES.named(ORIGIN) is None and SOURCES.position(None) == ORIGIN
+def test_a_row_survives_packing() -> None:
+    """A key is its partition's number and its offset, to the ends of their ranges."""
+    source, offset = np.array([0, 1, SOURCE_MAX]), np.array([OFFSET_MAX, 0, OFFSET_MAX])
+    keys = pack(source, offset)
+    assert sources_of(keys).tolist() == source.tolist() and offsets_of(keys).tolist() == offset.tolist()
+    assert keys.max() == np.iinfo(np.int64).max
 
 
 def test_more_sources_than_fit_are_refused() -> None:
-    """A position has 15 bits for the source."""
+    """A key has 15 bits for the number."""
     with pytest.raises(Misuse, match="at most"):
         Sources(("t", i) for i in range(SOURCE_MAX + 2))

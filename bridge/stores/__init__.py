@@ -1,0 +1,1 @@
+"""The stores of all partitions, merged."""

@@ -1,0 +1,224 @@
+"""bridge.stores.stores: batches that concern several partitions, and partitions that leave meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from bridge.stores.search import Query
+from bridge.stores.stores import TRANSITIONS, Life
+from dev.harness.waiting import wait_until
+from tests.model.stores import State, batch
+from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, RETRY, Rig
+from tests.unit.timerstore.entries import Record
+from timerstore.errors import Closed, DiskFull, Misuse
+from timerstore.limits import Limits
+from timerstore.operations.find import FoundPage
+from timerstore.rows.position import AT_MIN
+from timerstore.store import TimerStore
+
+FAR_MS = NOW_MS + 36_000_000
+
+
+def flooded(directory: Path) -> Rig:
+    """One partition has no room."""
+    rig = Rig(directory, limits=Limits(flush_bytes=1 << 16, horizon_ms=1_000))
+    rig.load()
+    rig.produce(ORDERS, *[FAR_MS] * 2_000)
+    rig.ingest()
+    assert not rig.stores.has_room()
+    return rig
+
+
+def test_a_partition_that_leaves_holds_up_no_batch(tmp_path: Path) -> None:
+    """A batch that waits for its room goes on; rows of other partitions are taken in."""
+    rig = flooded(tmp_path)
+    records = [Record(*ORDERS, 2_000, FAR_MS), Record(*BILLS, 0, FAR_MS), Record(*BILLS, 1, FAR_MS)]
+    beats, taken = threading.Event(), list[int]()
+
+    def append() -> None:
+        taken.append(rig.stores.append(batch(records), {ORDERS: 2_001, BILLS: 2, RETRY: 0}, NOW_MS, beats.set))
+
+    reader = threading.Thread(target=append)
+    reader.start()
+    assert beats.wait(20)
+    rig.stores.close_partitions([ORDERS])
+    reader.join(20)
+    assert taken == [2] and rig.stores.next_offsets() == {BILLS: 2, RETRY: 0}
+    assert rig.stores.stats().pending == 2
+
+
+def test_an_intake_that_is_closed_ends_a_batch(tmp_path: Path) -> None:
+    """Delivery and flushes go on."""
+    rig = flooded(tmp_path)
+    raised: list[BaseException] = []
+
+    def append() -> None:
+        try:
+            rig.stores.append(batch([]), {ORDERS: 2_001, BILLS: 1}, NOW_MS)
+        except Closed as error:
+            raised.append(error)
+
+    reader = threading.Thread(target=append)
+    reader.start()
+    rig.stores.close_intake()
+    reader.join(20)
+    wait_until(lambda: raised, 20, "it ends")
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    assert rig.stores.has_room()
+
+
+@pytest.mark.fault("a partition that takes no writes, and leaves no room")
+def test_a_held_partition_without_room_stalls_no_other(tmp_path: Path) -> None:
+    """Batches pass over a held partition without room. Once it is released and has room, it is read again from its next
+    offset: nothing in between is missing."""
+    rig = flooded(tmp_path)
+    run = rig.stores.run
+    rig.stores.hold_named([ORDERS])
+    assert rig.stores.has_room()
+    for _ in range(2):
+        rig.produce(ORDERS, FAR_MS)
+        rig.produce(BILLS, FAR_MS)
+        assert rig.ingest() == 1
+    assert rig.stores.next_offsets() == {ORDERS: 2_000, BILLS: 2, RETRY: 0}
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    rig.stores.read_again()
+    assert rig.stores.next_offsets(run).keys() == {BILLS, RETRY} and rig.ingest() == 0, "it is still held"
+    rig.stores.hold_named([])
+    rig.stores.read_again()
+    assert rig.stores.run > run and rig.ingest() == 2
+    assert rig.stores.next_offsets() == {ORDERS: 2_002, BILLS: 2, RETRY: 0}
+
+
+def test_a_partition_lives_by_the_table(tmp_path: Path) -> None:
+    """Nothing is delivered before it is caught up, and then commands first; held ones are released; no other change is
+    possible."""
+    rig = Rig(tmp_path)
+    rig.produce(BILLS, NOW_MS)
+    rig.ingest()
+    rig.deliver()
+    rig.reopen()
+    assert rig.stores.in_life(Life.CATCHING_UP) == [BILLS] and rig.stores.arrive() == []
+    assert len(rig.stores.begin(NOW_MS).take(NOW_MS, 10)) == 0
+    rig.stores._end_loan()
+    rig.ingest()
+    assert rig.stores.arrive() == [BILLS] and rig.stores.next_wakeup_ms() is None
+    for before in Life:
+        for after in Life:
+            entry = rig.stores._entries[BILLS]
+            entry.life = before
+            if before is after or (before, after) in TRANSITIONS:
+                entry.become(after)
+                assert entry.life is after
+            else:
+                with pytest.raises(Misuse):
+                    entry.become(after)
+
+
+@pytest.mark.fault("rows behind a gap, of a partition that has come back")
+def test_late_rows_of_an_earlier_run_are_left_out(tmp_path: Path) -> None:
+    """A partition that goes and comes back further back takes in nothing that a reader sent before: the records in
+    between would be lost. Partitions that stay lose nothing."""
+    rig = Rig(tmp_path)
+    rig.produce(ORDERS, FAR_MS, FAR_MS)
+    rig.produce(BILLS, FAR_MS, FAR_MS)
+    run, records = rig.stores.run, [Record(*ORDERS, 0, FAR_MS), Record(*BILLS, 1, FAR_MS)]
+    rig.stores.close_partitions([BILLS])
+    rig.stores.coming({BILLS: State()}, {}, {})
+    rig.stores.start_at({BILLS: 0}, {BILLS: 2})
+    assert rig.stores.next_offsets(run).keys() == {ORDERS, RETRY}
+    assert rig.stores.append(batch(records), {ORDERS: 1, BILLS: 2}, NOW_MS, run=run) == 1
+    assert rig.stores.next_offsets() == {ORDERS: 1, BILLS: 0, RETRY: 0}
+    rig.ingest()
+    assert rig.stores.next_offsets() == {ORDERS: 2, BILLS: 2, RETRY: 0} and rig.stores.stats().pending == 4
+
+
+def test_of_a_partition_whose_commands_come_first_nothing_else_is_taken(tmp_path: Path) -> None:
+    """Rows of all others are, in the same transaction; a held partition that is released is looked at again."""
+    rig = Rig(tmp_path)
+    rig.load()
+    for name in (ORDERS, BILLS):
+        rig.produce(name, NOW_MS, None)
+    rig.ingest()
+    entry = rig.stores._entries[BILLS]
+    for life in (Life.HELD, Life.COMMANDS_FIRST):
+        entry.become(life)
+    assert rig.stores.has_commands() and rig.stores.next_wakeup_ms() == AT_MIN
+    assert rig.deliver() == [(AT_MIN, ORDERS, 1), (AT_MIN, BILLS, 1), (NOW_MS, ORDERS, 0)]
+    assert not rig.stores.has_commands() and rig.stores.next_wakeup_ms() is None
+    rig.stores.go_live([BILLS])
+    assert rig.deliver() == [(NOW_MS, BILLS, 0)]
+
+
+def test_a_partition_that_comes_to_a_closed_intake_takes_nothing_in(tmp_path: Path) -> None:
+    """The pipeline was cancelled while its store was opened."""
+    rig = Rig(tmp_path)
+    rig.stores.close_partitions([BILLS])
+    rig.stores.close_intake()
+    assert rig.stores.coming({BILLS: State()}, {}, {}) == {BILLS: None}
+    rig.stores.start_at({BILLS: 0}, {BILLS: 1})
+    with pytest.raises(Closed):
+        rig.stores.append(batch([Record(*BILLS, 0, FAR_MS)]), {BILLS: 1}, NOW_MS)
+
+
+def test_a_page_reads_of_each_partition_what_it_may_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more: rows behind the last one of the page so far are left alone. Pages show each message once."""
+    names = [("delay", partition) for partition in range(8)]
+    rig, read = Rig(tmp_path, names), list[int]()
+    for n, name in enumerate(names):
+        rig.produce(name, *range(FAR_MS + n, FAR_MS + 400, 8))
+    rig.ingest()
+    find = TimerStore.find
+
+    def counted(*args: Any, **kwargs: Any) -> FoundPage:
+        page = find(*args, **kwargs)
+        read.append(len(page.rows))
+        return page
+
+    monkeypatch.setattr(TimerStore, "find", counted)
+    shown, after = list[int](), None
+    while True:
+        page = rig.stores.find(Query(), NOW_MS, after=after, limit=20)
+        shown += [row.at_ms for row in page.rows]
+        after = page.next
+        if after is None:
+            break
+    assert shown == list(range(FAR_MS, FAR_MS + 400))
+    assert sum(read[:8]) < 4 * 20
+
+
+def test_partitions_that_could_not_be_opened_take_no_room(tmp_path: Path) -> None:
+    """Each attempt opens all again; the stores that it has opened before a full disk are closed."""
+    rig = Rig(tmp_path)
+    rig.stores.close_partitions([BILLS, RETRY])
+    ready = rig.stores._budgets.ready
+    guaranteed = ready.guaranteed
+    opened: list[Any] = [TimerStore.open, mock.Mock(side_effect=DiskFull("full", hint="", code="DB-3028"))]
+    with (
+        mock.patch.object(TimerStore, "open", lambda *args, **kwargs: opened.pop(0)(*args, **kwargs)),
+        pytest.raises(DiskFull),
+    ):
+        rig.stores.coming({BILLS: State(), RETRY: State()}, {}, {})
+    assert not opened and ready.guaranteed == guaranteed
+
+
+@pytest.mark.fault("a partition with few rows beside large ones of others, held for hours")
+def test_rows_keep_no_memory_of_other_partitions(tmp_path: Path) -> None:
+    """A few rows of a large batch are copied when they are placed. So the memory of the other rows is free."""
+    rig = Rig(tmp_path)
+    rig.load()
+    record = Record(*ORDERS, 0, NOW_MS + 10_000, value=bytes(1 << 16))
+    [bills] = [view for view in rig.stores.views() if view.name == BILLS]
+    for i in range(4):
+        rows = [*(replace(record, offset=16 * i + j) for j in range(16)), Record(*BILLS, i, NOW_MS + 10_000)]
+        rig.stores.append(batch(rows), {ORDERS: 16 * i + 16, BILLS: i + 1}, NOW_MS)
+        assert rig.stores.stats().ready_rows == 17 * (i + 1)
+    assert sum(each.get_total_buffer_size() for each in bills.resident.chunks.all().values()) < 1 << 16
+    assert sum(view.resident.ready.bytes for view in rig.stores.views()) > 4 << 20
