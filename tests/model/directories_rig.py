@@ -7,7 +7,8 @@ the other on one directory. A test moves readers, delivery and maintenance.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,30 @@ class Message:
     @property
     def is_pending(self) -> bool:
         return not (self.is_delivered or self.is_given_up)
+
+
+class Crash(BaseException):
+    """Ends a process between two changes of files."""
+
+
+@contextmanager
+def crashing_after(count: int) -> Iterator[None]:
+    """A context in which the change of a file with this number is the last one."""
+    left = count
+
+    def then(change: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*args: Any) -> Any:
+            nonlocal left
+            result, left = change(*args), left - 1
+            if not left:
+                raise Crash
+            return result
+
+        return changed
+
+    changes: dict[str, Any] = {name: then(getattr(files, name)) for name in ("publish", "remove", "set_aside")}
+    with mock.patch.multiple(files, **changes):
+        yield
 
 
 class Broker:

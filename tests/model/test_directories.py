@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -37,8 +38,10 @@ from tests.model.directories_rig import (
     RETENTION_MS,
     WINDOW_MS,
     Broker,
+    Crash,
     Instance,
     Message,
+    crashing_after,
 )
 from tests.profiles import of_a_machine, timeout_s
 from timerstore.disk import files
@@ -210,12 +213,18 @@ class Directories(RuleBasedStateMachine):
         had_index |= {name for name in self.old_indexes.get(here.number, {}) if here.has_index_of_earlier_version()}
         here.member.first_commits.clear()
         here.refusals = set()
-        step()
+        try:
+            step()
+        finally:
+            self._note_first_use(here, had_index)
         assert here.refusals <= REFUSALS, here.refusals
+
+    def _note_first_use(self, here: Instance, had_index: set[SourceName]) -> None:
+        """Without any trace of earlier deliveries here, all messages come again."""
         for name in here.member.first_commits:
             assert name not in had_index, f"{name} is taken for new, though its index is here"
             assert not self.broker.starts[name], f"{name} is taken for new, though it is old"
-            for message in self.broker.logs[name]:  # without any trace of it here
+            for message in self.broker.logs[name]:
                 message.is_delivered = False
                 self.in_doubt.add(message)
 
@@ -238,6 +247,19 @@ class Directories(RuleBasedStateMachine):
             here.stop()
         else:
             here.crash()
+
+    @rule(number=instances, step=st.sampled_from(["start", "flush", "pass_time"]), count=st.integers(1, 6))
+    def crash_between_files(self, number: int, step: str, count: int) -> None:
+        """All instances end, one of them between two changes of files."""
+        with crashing_after(count), suppress(Crash):
+            if step == "pass_time":
+                self.pass_time(11)
+            elif step == "flush":
+                self.instances[number].flush()
+            elif not self.instances[number].is_running:
+                self._start(self.instances[number])
+        for each in self.instances:
+            each.crash()
 
     @rule(name=names, to=instances, in_time=st.booleans())
     def move(self, name: SourceName, to: int, in_time: bool) -> None:
