@@ -366,12 +366,16 @@ def query(bench: Bench, directory: Path) -> Iterator[Case]:
 def maintenance(bench: Bench, _: Path) -> Iterator[Case]:
     """Waits for a disk that does not answer."""
     upkeep = SimpleNamespace(
-        flush_due=lambda _: False, reclaim=lambda _: 0, next_compaction=lambda _: None, next_window=bench.gate
+        flush_due=lambda _: False,
+        has_rows=lambda: True,
+        reclaim=lambda _: 0,
+        segments=lambda: 0,
+        next_compaction=lambda _: None,
+        next_window=bench.gate,
     )
     store: Any = SimpleNamespace(
         upkeep=upkeep,
         remove_left=lambda _: 0,
-        stats=lambda: SimpleNamespace(memtable_bytes=1, segments=0),
         limits=SimpleNamespace(flush_bytes=1 << 20, ready_rows_bytes=1 << 20, segment_bytes_max=1 << 20),
     )
     made = MaintenanceThread(
