@@ -8,13 +8,15 @@ rate: exactly once, like any command. The remaining work needs no record of its 
     2 command    one into the partition of each message, then a wait for its answer             it is carried out
     3 again      after some seconds, and after a minute: copies may have been in transit,
                  and other instances learn of the end later; also after partitions came         searched again
+    4 and again  each minute, until the logs are read up to their ends as of step 3: copies
+                 may lie behind a backlog                                                       searched again
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -40,6 +42,8 @@ LATE_MS: Final = 60_000
 """Copies written up to this long after the end of a pause are brought forward, too: another instance may have learned
 of it later, and clocks differ."""
 ANSWER_S: Final = 10.0
+UNREAD_MS: Final = 60_000
+"""Interval between searches while copies may be unread."""
 
 Named = Sequence[tuple[SourceName, tuple[int, ...]]]
 """Messages by the offsets of their originals, up to MOVED_MAX each."""
@@ -52,12 +56,26 @@ class _Pass:
     """The searches for the messages that one pause has put off; `after` is the place of the present search."""
 
     began_ms: int
+    due_ms: int | None
+    """The time of the next search; None: no more searches."""
     number: int = 0
     after: NamedPosition | None = None
     moved: int = 0
+    ends: dict[SourceName, int] = field(default_factory=dict)
+    """Ends of the logs: the copies in transit lie below."""
+    is_last: bool = False
+    """Whether the present search finds all copies."""
 
     def is_due(self, now_ms: int) -> bool:
-        return self.number < len(AGAIN_MS) and now_ms >= self.began_ms + AGAIN_MS[self.number]
+        return self.due_ms is not None and now_ms >= self.due_ms
+
+    def over(self, now_ms: int) -> None:
+        """The present search is over."""
+        self.number, self.moved = self.number + 1, 0
+        if self.number < len(AGAIN_MS):
+            self.due_ms = self.began_ms + AGAIN_MS[self.number]
+        else:
+            self.due_ms = None if self.is_last else now_ms + UNREAD_MS
 
 
 class Resuming:
@@ -70,15 +88,16 @@ class Resuming:
         store: Callable[[], Stores | None],
         bring: Callable[[Named], Sequence[Future[Any]] | None],
         read: Callable[[Collection[SourceName]], Iterable[CommittedState]],
+        log_ends: Callable[[Collection[SourceName]], Mapping[SourceName, int]],
         window_ms: Callable[[], int],
         clock: Clock,
         rate: int,
     ) -> None:
         """`store` is None until it is complete. `bring` writes commands that bring messages forward (None: partitions
-        have gone), `read` reads committed states; `window_ms` is the largest roll window; `rate` is in messages a
-        second."""
+        have gone), `read` reads committed states, `log_ends` looks up the ends of logs, of those with an answer;
+        `window_ms` is the largest roll window; `rate` is in messages a second."""
         self._pauses, self._store, self._bring = pauses, store, bring
-        self._read, self._window_ms = read, window_ms
+        self._read, self._log_ends, self._window_ms = read, log_ends, window_ms
         self._clock, self._rate = clock, rate
         self._owned: frozenset[SourceName] = frozenset()
         self._read_s: float | None = None
@@ -114,7 +133,7 @@ class Resuming:
             ended_ms = pause.ended_ms(now_ms)
             if ended_ms is None or now_ms - ended_ms > self._window_ms() + LATE_MS:
                 continue
-            search = self._passes.setdefault((pause.name, ended_ms), _Pass(now_ms))
+            search = self._passes.setdefault((pause.name, ended_ms), _Pass(now_ms, now_ms))
             if search.is_due(now_ms):
                 return self._page(store, pause.name, ended_ms, search)
         return LOOK_S
@@ -122,6 +141,8 @@ class Resuming:
     def _page(self, store: Stores, name: str, ended_ms: int, search: _Pass) -> float:
         """Bring one page of found messages forward; returns the wait that keeps the rate (s)."""
         began_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
+        if search.after is None and search.number >= len(AGAIN_MS) - 1:
+            search.is_last = self._is_read(store, search)
         query = Query(target=name, due_until_ms=now_ms + 1, at_from_ms=now_ms + 1, ts_until_ms=ended_ms + LATE_MS + 1)
         page = store.find_originals(query, now_ms, after=search.after, limit=min(self._rate, ORIGINALS_MAX))
         named = list(_named({source: originals for source, originals in page.found.items() if source in self._owned}))
@@ -136,8 +157,15 @@ class Resuming:
         if page.next is None:
             if search.moved:
                 log.info("messages-brought-forward", topic=name, messages=search.moved)
-            search.number, search.moved = search.number + 1, 0
+            search.over(now_ms)
         return max(0.0, count / self._rate - (self._clock.monotonic_s() - began_s))
+
+    def _is_read(self, store: Stores, search: _Pass) -> bool:
+        """Whether the logs are read up to their ends at the first call for this pass."""
+        if unknown := self._owned - search.ends.keys():
+            search.ends |= self._log_ends(unknown)
+        at = store.next_offsets()
+        return all(name in search.ends and at.get(name, 0) >= search.ends[name] for name in self._owned)
 
 
 def _named(found: Mapping[SourceName, tuple[Int64s, Int64s]]) -> Iterable[tuple[SourceName, tuple[int, ...]]]:

@@ -150,6 +150,7 @@ def make_resuming(
         store=store,
         bring=bring,
         read=read,
+        log_ends=lambda names: {n: mark.end for n, mark in cluster.watermarks(sorted(names), of_all=False).items()},
         window_ms=lambda: max(planner.windows_ms.values(), default=0),
         clock=context.clock,
         rate=settings.delivery.resume_rate,

@@ -39,11 +39,13 @@ class Bench:
         self.pauses = Pauses(self.clock)
         self.sent: list[tuple[int, ...]] = []
         self.has_gone = False
+        self.log_ends = {ORDERS: len(log)}
         self.resuming = Resuming(
             pauses=self.pauses,
             store=lambda: self.rig.stores,
             bring=self._bring,
             read=lambda _: (),
+            log_ends=lambda _: self.log_ends,
             window_ms=lambda: WINDOW_MS,
             clock=self.clock,
             rate=rate,
@@ -98,6 +100,25 @@ def test_it_is_looked_for_again_for_a_minute_and_no_longer(tmp_path: Path) -> No
     bench.clock.step_wall(3_600_000)
     bench.resuming.look()
     assert len(bench.brought()) == 10 * len(resuming.AGAIN_MS)
+
+
+@pytest.mark.fault("copies of a paused target behind a backlog")
+def test_what_lies_unread_behind_a_backlog_comes_forward_when_it_is_read(tmp_path: Path) -> None:
+    """After a pause its messages come forward, even if their copies lie behind a backlog that takes hours to read."""
+    bench = Bench(tmp_path, 10)
+    unread = bench.log_ends[ORDERS]
+    bench.log_ends = {ORDERS: unread + 1}
+    bench.resume()
+    for _ in range(10):
+        bench.clock.advance(resuming.AGAIN_MS[-1])
+        bench.resuming.look()
+    bench.rig.logs[ORDERS].append(bench._put_off(unread, "orders"))
+    bench.rig.ingest()
+    bench.log_ends = {ORDERS: unread + 9}  # later records are of no importance
+    for _ in range(2):
+        bench.clock.advance(resuming.AGAIN_MS[-1])
+        bench.resuming.look()
+    assert bench.brought().count(unread) == 1
 
 
 def test_after_a_start_it_goes_on_until_nothing_can_wait_any_more(tmp_path: Path) -> None:

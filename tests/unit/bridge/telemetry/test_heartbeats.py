@@ -506,6 +506,7 @@ def resuming(bench: Bench, _: Path) -> Iterator[Case]:
         store=store,
         bring=lambda _: None,
         read=lambda _: (),
+        log_ends=lambda _: {},
         window_ms=lambda: 0,
         clock=bench.clock,
         rate=1,
