@@ -23,6 +23,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
 from bridge.errors import BridgeError, InternalError
@@ -41,6 +42,7 @@ from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
+from bridge.wire.reasons import RejectReason
 from timerstore.clock import Clock
 from timerstore.errors import Closed
 
@@ -74,12 +76,15 @@ class Ingest:
         metrics: Metrics,
         on_corrupt: Callable[[], None],
         on_fatal: Callable[[BridgeError], None],
+        has_outgrown: Callable[[Mapping[str, int]], bool] = lambda _: False,
         end_jvm: Callable[[], None] = lambda: None,
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,
     ) -> None:
         """`log_starts` looks up the starts of some logs. When partitions come, `all_epochs` already has theirs.
-        `executor_host` is this machine's address for executors elsewhere. `end_jvm` ends a JVM that stands still.
+        `executor_host` is this machine's address for executors elsewhere. `has_outgrown` asks whether topics, each
+        with the time of a record that is too large for a copy (ms), take larger ones by now; then the application
+        starts ingest anew. `end_jvm` ends a JVM that stands still.
         `beat` is for the plain reader's thread, `beat_query` for the query's."""
         self._make_reader = make_reader
         self._store = store
@@ -89,7 +94,7 @@ class Ingest:
         self._suspects = suspects
         self._clock = clock
         self._metrics = metrics
-        self._on_corrupt, self._on_fatal = on_corrupt, on_fatal
+        self._on_corrupt, self._on_fatal, self._has_outgrown = on_corrupt, on_fatal, has_outgrown
         self._end_jvm = end_jvm
         self._beats = beat
         self._watch = Watch(clock)
@@ -182,6 +187,9 @@ class Ingest:
         if self._finish is None or self._finish[0] != run:
             self._finish = run, Finish(dict(self._all_epochs))
         finished = self._finish[1](entries)
+        if (large := _too_large_to_roll(finished)) and self._has_outgrown(large):
+            self._await(lambda: False, inf, beat)  # for the new start, which decodes these records with the new limits
+            raise Closed("decoded with outdated limits", code="DB-7003")
         began_s = self._clock.monotonic_s()
         while not self._taking.acquire(timeout=LOOK_S):
             if not self._store.has_room():  # the other thread waits for room; otherwise it works, or hangs
@@ -301,3 +309,12 @@ class Ingest:
     def _take_batches(self, run: int, entries: pa.Table, ends: Offsets) -> None:
         self._await(self._store.has_room, inf, unwatched)
         self._take(run, entries, ends, unwatched)
+
+
+def _too_large_to_roll(entries: pa.Table) -> dict[str, int]:
+    """The timestamps (ms) of the last rejects for their size, by topic."""
+    reason = entries.column("reason")
+    if reason.null_count == len(reason):
+        return {}
+    rejects = entries.filter(pc.equal(reason, RejectReason.TOO_LARGE_TO_ROLL.value)).select(["topic", "ts"])
+    return {row["topic"]: row["ts"] for row in sorted(rejects.to_pylist(), key=lambda row: row["ts"])}

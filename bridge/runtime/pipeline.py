@@ -470,25 +470,22 @@ class Pipeline:
             return SparkQuery(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
         suspects = self._suspects = make_suspects(settings, all_epochs, connector.jars, clock)
+
+        def has_outgrown(refused: Mapping[str, int]) -> bool:
+            return self.retention is not None and self.retention.has_outgrown(context.cluster, refused)
+
         return Ingest(
             session=context.spark,
             make_query=make_query,
             make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs, clock),
-            store=store,
+            store=store, all_epochs=all_epochs, executor_host=settings.spark.executor_host, suspects=suspects,
             log_starts=lambda names: {
                 name: mark.start for name, mark in context.cluster.watermarks(sorted(names)).items()
             },
-            all_epochs=all_epochs,
-            executor_host=settings.spark.executor_host,
-            suspects=suspects,
-            clock=clock,
-            metrics=context.metrics,
-            on_corrupt=context.on_rebuild,
-            on_fatal=context.on_fatal,
-            end_jvm=end_jvm,
-            beat=context.hearts.watch(INGEST, CALLS_S),
-            beat_query=context.hearts.watch(QUERY, SPARK_S),
-        )
+            clock=clock, metrics=context.metrics, on_corrupt=context.on_rebuild, on_fatal=context.on_fatal,
+            has_outgrown=has_outgrown, end_jvm=end_jvm,
+            beat=context.hearts.watch(INGEST, CALLS_S), beat_query=context.hearts.watch(QUERY, SPARK_S),
+        )  # fmt: skip
 
 
 def _ends(plan: StartPlan) -> dict[SourceName, int]:

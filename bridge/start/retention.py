@@ -37,6 +37,8 @@ REFRESH_INTERVAL_S: Final = 60.0
 GONE_INTERVAL_S: Final = 10.0
 """The interval of looks while records of pending messages are gone: until they are known to be finished, no start goes
 on without the index."""
+UNANSWERED_MS: Final = 60_000
+"""After a question without an answer, the time without another one: reading waits for it."""
 FULL_ENOUGH: Final = 0.01
 """The share of its largest size that a log needs for an estimate of its time."""
 
@@ -155,6 +157,8 @@ class RetentionGuard:
         self._on_raised = on_raised
         self._roll_bytes: dict[str, int] = {}
         """The largest copy by delay topic, as the decoder has it."""
+        self._asked_ms: dict[str, int] = {}
+        """The time of the last question about a topic's limit."""
         self._looked_s: float | None = None
         self._starts: dict[SourceName, int] = {}
         self._in_memory: Sequence[SourceName] = ()
@@ -268,13 +272,32 @@ class RetentionGuard:
             )
         self._told[f"short {topic}"] = is_short
 
-    def _follow_limit(self, topic: str, limits: TopicLimits) -> None:
+    def has_outgrown(self, cluster: Cluster, refused: Mapping[str, int]) -> bool:
+        """Whether topics take larger copies than the decoder knows, which has refused records of these times (ms) for
+        their size. Brokers are asked again only about younger records. Without an answer the known limits count, for a
+        while. Any thread."""
+        now_ms = self._clock.now_ms()
+        names = [name for name, ts in refused.items() if self._asked_ms.get(name, -1) < min(ts, now_ms)]
+        if not names:
+            return False
+        try:
+            limits = limits_of(cluster, names)
+        except EnvironmentFailure as error:
+            log.warning("retention-unknown", reason=error.message)
+            self._asked_ms |= dict.fromkeys(names, now_ms + UNANSWERED_MS)
+            return False
+        self._asked_ms |= dict.fromkeys(names, now_ms)
+        return any(self._follow_limit(name, limits[name]) for name in names)
+
+    def _follow_limit(self, topic: str, limits: TopicLimits) -> bool:
         """Report a raised limit of the topic: the decoder refuses records that are too large for a copy. (A lowered
         limit is left to the next start: changes back and forth would fill the committed metadata.)"""
         wanted, before = roll_bytes_max(self._settings, limits), self._roll_bytes.get(topic)
-        if before is not None and wanted > before:
+        is_raised = before is not None and wanted > before
+        if is_raised:
             log.info("roll-size-raised", topic=topic, bytes=wanted, before=before)
             self._on_raised()
+        return is_raised
 
     def _tell_change(self, topic: str, limits: TopicLimits, window: Windows) -> None:
         """Report a change of the topic's retention. W stays the same while the bridge runs."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,19 @@ from bridge.ingest import ingest as module
 from bridge.ingest import queries
 from bridge.ingest.batches import reading_mark
 from bridge.ingest.batches.reader import CorruptBatch
+from bridge.ingest.decode_records import decode_records
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.queries import FAILURES_MAX
 from bridge.ingest.watch.hand_over import CLOSE_S, SETTLE_S
 from bridge.ingest.watch.waits import Wait
 from bridge.stores.names import SourceName
 from bridge.stores.stores import Life
+from bridge.telemetry.heartbeats import unwatched
+from bridge.wire.reasons import RejectReason
+from bridge.wire.received import Record
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
-from tests.unit.bridge.ingest.stand_ins import EPOCHS, A, B, Batches, Plain, Store, entries, suspects
+from tests.unit.bridge.ingest.stand_ins import EPOCHS, PARAMETERS, A, B, Batches, Plain, Store, entries, suspects
 from timerstore.errors import Closed, Corrupt, DiskFailure, Misuse
 
 SEEN_S = 10
@@ -100,6 +105,8 @@ class Bench:
         self.holds_job: threading.Event | None = None
         self.holds_plan: threading.Event | None = None
         self.receiver: Any = None
+        self.refused: list[dict[str, int]] = []
+        self.is_raised = False
         self.looks: Callable[[], int] = lambda: 0
         """How often the plain reader's thread has looked after the query's."""
         self.ingest = Ingest(
@@ -115,8 +122,13 @@ class Bench:
             metrics=self.metrics,
             on_corrupt=lambda: self.rebuilds.append("rebuild"),
             on_fatal=self.failures.append,
+            has_outgrown=self.has_outgrown,
             end_jvm=lambda: self.ended.set(),
         )
+
+    def has_outgrown(self, refused: Mapping[str, int]) -> bool:
+        self.refused.append(dict(refused))
+        return self.is_raised
 
     def make_query(self, _: Any, receiver: Any) -> Any:
         if self.fails_at_once is not None:
@@ -313,6 +325,26 @@ def test_partitions_that_come_or_go_have_both_readers_begin_anew(made: Callable[
     assert bench.next_stream().offsets == {A: 5, B: 2}
     wait_until(bench.ingest.is_reading, SEEN_S, "both are read")
     assert first.stopped.is_set() and not bench.failures
+
+
+@pytest.mark.fault("a delay topic that takes larger records by now")
+def test_no_record_is_refused_for_the_former_limit_of_its_topic(made: Callable[..., Bench]) -> None:
+    """A record that is too large for a copy is refused only if the delay topic takes no larger ones by now; else its
+    reader waits for the start with the new limit."""
+    bench = made()
+    large = Record(*A, 0, 5, True, None, b"v" * 100, [("delay-every", b"1d"), ("delay-topic", b"orders")])
+    entry = decode_records([large], {A: (replace(EPOCHS[A][0], parameters=replace(PARAMETERS, roll_bytes_max=99)),)})
+    assert entry.column("reason").to_pylist() == [RejectReason.TOO_LARGE_TO_ROLL]
+    bench.ingest._take(1, entry, {A: 1}, unwatched)
+    assert bench.refused == [{"delay": 5}] and bench.store.ends[A] == 1
+    bench.is_raised = True
+    waits = threading.Thread(target=bench.receive, args=(entry,), daemon=True)
+    bench.store.change(come={A: 0})
+    waits.start()
+    wait_until(lambda: len(bench.refused) == 2, SEEN_S, "the question")
+    bench.ingest.cancel()
+    waits.join(SEEN_S)
+    assert not waits.is_alive() and bench.store.ends[A] == 0 and not bench.failures
 
 
 def test_a_thread_that_waits_for_room_beats(made: Callable[..., Bench]) -> None:

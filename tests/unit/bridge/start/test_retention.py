@@ -7,17 +7,19 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
-from bridge.errors import StateError
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Oldest, Watermarks
 from bridge.runtime.gauges import Lag
 from bridge.settings.model import Settings
 from bridge.start.retention import (
     GONE_INTERVAL_S,
+    UNANSWERED_MS,
     RetentionGuard,
     kept_ms,
     must_hold_what_is_gone,
@@ -90,6 +92,35 @@ def test_the_size_of_copies_follows_the_topic(bench: Bench) -> None:
         parameters = replace(PARAMETERS, roll_bytes_max=known)
         bench.guard.expect({ORDERS: initial_state(offset=9, topic_id="a", partitions=1, parameters=parameters)})
         assert bench.look(5 * HOUR) == ["roll-size-raised"] * raised and bench.raised == raised
+
+
+def test_a_refusal_for_the_size_needs_a_look_at_the_present_limit(bench: Bench) -> None:
+    """The brokers are asked about each topic after the time of its refused record, once. While they do not answer, a
+    refusal stands; no reader waits for them again within the minute."""
+    largest, asked = TopicLimits().message_bytes - COPY_BYTES, list[list[str]]()
+    answer: dict[str, dict[str, str]] | EnvironmentFailure = {DELAY: {}}
+
+    def topic_configs(names: list[str]) -> dict[str, dict[str, str]]:
+        asked.append(names)
+        if isinstance(answer, EnvironmentFailure):
+            raise answer
+        return answer
+
+    cluster = cast(Cluster, SimpleNamespace(topic_configs=topic_configs))
+    parameters = replace(PARAMETERS, roll_bytes_max=largest)
+    bench.guard.expect({ORDERS: initial_state(offset=9, topic_id="a", partitions=1, parameters=parameters)})
+    for ts, raised in ((NOW_MS - 9, False), (NOW_MS - 1, False), (NOW_MS + 5, False)):
+        assert bench.guard.has_outgrown(cluster, {DELAY: ts}) is raised
+    assert asked == [[DELAY]]
+    bench.clock.advance(1)
+    answer = {DELAY: {"max.message.bytes": "9000000"}}
+    assert bench.guard.has_outgrown(cluster, {DELAY: NOW_MS + 5}) and bench.raised == 1
+    bench.clock.advance(1)
+    answer = EnvironmentFailure("no answer", hint="", code="DB-3002")
+    for ms in (0, UNANSWERED_MS - 1, 2):
+        bench.clock.advance(ms)
+        assert not bench.guard.has_outgrown(cluster, {DELAY: bench.clock.now_ms()})
+    assert len(asked) == 4
 
 
 def test_a_message_that_was_dated_back_uses_up_no_retention(bench: Bench) -> None:
