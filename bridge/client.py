@@ -276,12 +276,19 @@ class DelayClient:
         partition: int,
         on_delivery: OnDelivery | None,
     ) -> None:
-        done = on_delivery or self._remember
+        done, was_empty = on_delivery or self._remember, False
         while True:
             try:
                 self.producer.produce(self.delay_topic, value, key, partition, done, headers=headers)
             except BufferError:
+                if was_empty and not len(self.producer):
+                    raise EnvironmentFailure(
+                        f"{self.delay_topic} did not take the record: the producer's queue has no room for it",
+                        hint="Make it smaller, or raise queue.buffering.max.kbytes of the producer.",
+                        code="DB-1004",
+                    ) from None
                 self.producer.poll(_POLL_S)  # this ends: every record leaves the queue after its message time-out
+                was_empty = not len(self.producer)
             except KafkaException as refused:  # by the producer itself: too large, or for a partition that it lacks
                 error = refused.args[0]
                 raise EnvironmentFailure(

@@ -160,6 +160,9 @@ def _producer(settings: Settings) -> dict[str, str]:
     queued = {"queue.buffering.max.messages": str(max(100_000, 2 * settings.delivery.transaction_rows))}
     promised = {"enable.idempotence": "true", "acks": "all"}
     properties = {**_PRODUCER, **queued, **settings.kafka.properties("common", "producer"), **promised}
+    # A larger record would never get into the queue.
+    longest = min(int(properties["message.max.bytes"]), int(properties["queue.buffering.max.kbytes"]) << 10)
+    properties["message.max.bytes"] = str(longest)
     if settings.delivery.mode == "at-least-once":
         # Consumers see a record when it is written, not at the end of a transaction.
         return {"linger.ms": "5", **_UNANSWERED, **properties}

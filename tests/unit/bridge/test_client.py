@@ -40,6 +40,9 @@ class FakeProducer:
         self.sent.append({"topic": topic, "value": value, "key": key, "partition": partition, "headers": headers})
         on_delivery(self.refuse, None)
 
+    def __len__(self) -> int:
+        return self.full
+
     def poll(self, _: float) -> int:
         return 0
 
@@ -193,6 +196,14 @@ def test_a_full_queue_is_waited_for() -> None:
     producer = FakeProducer(full=3)
     client(producer).send("t", b"", after=timedelta(seconds=1))
     assert len(producer.sent) == 1
+
+
+@pytest.mark.fault("a message larger than the queue of its producer")
+def test_a_message_that_the_queue_never_has_room_for_is_refused() -> None:
+    """A message that does not fit into the empty queue of its producer is an error; `send` does not wait for ever."""
+    config = {"bootstrap.servers": "127.0.0.1:1", "queue.buffering.max.kbytes": 1, "log_level": 0}
+    with pytest.raises(EnvironmentFailure, match="no room for it"):
+        DelayClient(config).send("t", b"v" * 2_000, after=timedelta(seconds=1))
 
 
 def test_flush_raises_for_what_was_not_taken_and_nobody_else_was_told_of() -> None:
