@@ -149,6 +149,9 @@ class Source(Protocol):
     def pending(self) -> PendingMessages | None:
         """The pending messages; None until they are complete, and between two assignments. At once."""
 
+    def log_ends(self) -> Mapping[SourceName, int]:
+        """The ends of the logs of the partitions of `pending`. Raises BridgeError."""
+
     def overview(self) -> Overview | None:
         """The totals; None whenever `pending` is None."""
 

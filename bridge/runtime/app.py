@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum
+from functools import partial
 from typing import Final
 
 import structlog
@@ -229,6 +230,7 @@ class Application:
             pipeline=lambda: self._pipeline, targets=lambda: self._targets, gauges=self._snapshot,
             lateness=self._metrics.lateness, health=self._health, lag=self._lag, clock=self._clock,
             letters=Letterbox(self._settings, self._clock), pauses=self._pauses, commands=lambda: self._commands,
+            log_ends=partial(wiring.log_ends, self._settings),
         )  # fmt: skip
         return wiring.make_api(self._settings, answers, self._logins, self._hearts)
 

@@ -242,6 +242,11 @@ def session_maker(settings: Settings, cluster: Cluster) -> Callable[[], SparkSes
     return lambda: spark.start(settings, jars, partitions)
 
 
+def log_ends(settings: Settings, names: Collection[SourceName]) -> dict[SourceName, int]:
+    """The ends of these logs, from a connection of its own. Raises EnvironmentFailure."""
+    return {name: mark.end for name, mark in Cluster(settings).watermarks(sorted(names)).items()}
+
+
 def make_commands_first(settings: Settings, cluster: Cluster, clock: Clock) -> CommandsFirst:
     """The wait of messages for earlier commands after a start, from the settings."""
 

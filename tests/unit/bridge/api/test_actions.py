@@ -176,6 +176,28 @@ def test_an_action_that_is_broken_off_has_done_a_prefix(monkeypatch: pytest.Monk
     assert again[-1]["complete"] and again[-1]["outcomes"] == {"cancelled": 100}
 
 
+@pytest.mark.fault("messages behind a backlog, when many are cancelled")
+def test_what_was_sent_before_an_action_and_is_not_read_yet_is_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action on many messages covers those whose records are unread at its beginning; while any are, it is not
+    complete, and says so."""
+    monkeypatch.setattr(bulk, "READ_S", 0.02)
+    monkeypatch.setattr(bulk, "LOOK_S", 0.01)
+    bridge, dispatcher = bridge_of(3)
+    dispatcher.store.unread = [message(9)]
+    found = lines(client(bridge).post("/api/v1/messages/cancel", json={"all": True}))
+    assert "7 records of the delay topics are not read yet" in found[-1]["error"]
+    assert (found[-1]["complete"], found[-1]["cursor"], found[-1]["outcomes"]) == (False, None, {"cancelled": 3})
+    waits = bulk._await_read
+
+    async def read(*args: Any) -> None:
+        dispatcher.store.rows, dispatcher.store.unread = [*dispatcher.store.rows, message(9)], []
+        await waits(*args)
+
+    monkeypatch.setattr(bulk, "_await_read", read)
+    found = lines(client(bridge).post("/api/v1/messages/cancel", json={"all": True}))
+    assert found[-1]["complete"] and found[-1]["outcomes"] == {"cancelled": 1}
+
+
 def test_a_target_is_paused_and_resumed() -> None:
     """The list of targets shows it, also one that was not used yet."""
     bridge = Bridge(paused=Paused())
