@@ -20,7 +20,7 @@ partitions were lost; the store must be opened with other limits), and after the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -54,7 +54,7 @@ from bridge.start.retention import RetentionGuard, ingest_start
 from bridge.start.roll_window import Windows, decode_parameters, limits_of
 from bridge.start.suspects import make_suspects
 from bridge.stores.directory import StoreDirectory
-from bridge.stores.names import SourceName
+from bridge.stores.names import SourceName, texts_of
 from bridge.stores.stores import DELIVERS, Life, Prepared, Stores
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
@@ -266,7 +266,7 @@ class Pipeline:
             self._owned = frozenset(here - names)
             self._member = replace(self._member, revocations=revocations)
             self._context.dispatcher.go_on_without(gone, revocations)
-        log.info("partitions-given-up", partitions=_names(gone), owned=len(self._owned))
+        log.info("partitions-given-up", partitions=texts_of(gone), owned=len(self._owned))
         return True
 
     def abandon(self) -> None:
@@ -291,7 +291,7 @@ class Pipeline:
             return False
         prepared = self._prepare(store, indexes, plan)
         if self._add(prepared, plan, member, self._context.dispatcher.expect):
-            log.info("partitions-come", partitions=_names(come), read_again=prepared.behind())
+            log.info("partitions-come", partitions=texts_of(come), read_again=prepared.behind())
         return True
 
     def _prepare(
@@ -410,7 +410,7 @@ class Pipeline:
         """Warnings for the operator while delivery continues."""
         joining = [] if self.store is None else self.store.in_life(Life.CATCHING_UP)
         unread = () if self._suspects is None else self._suspects.alarms()
-        come = (f"partitions are being read up to their committed offsets: {_names(joining)}",)
+        come = (f"partitions are being read up to their committed offsets: {', '.join(texts_of(joining))}",)
         kept = () if self.retention is None else self.retention.alarms()
         return (*(come if joining else ()), *unread, *kept, *self._context.dispatcher.doubts.alarms())
 
@@ -494,7 +494,3 @@ class Pipeline:
 def _ends(plan: StartPlan) -> dict[SourceName, int]:
     """The ends of the logs at the time of the plan."""
     return {name: mark.end for name, mark in plan.log_marks.items()}
-
-
-def _names(partitions: Collection[SourceName]) -> str:
-    return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(partitions))

@@ -35,7 +35,7 @@ from bridge.start.identity import (
     stretches,
 )
 from bridge.start.roll_window import TOO_SHORT
-from bridge.stores.names import SourceName
+from bridge.stores.names import SourceName, texts_of
 from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
@@ -402,5 +402,4 @@ def _cut(looked: Looked, stretch: ReadStretch | None, later: int | None, *, is_s
 
 def _warn(names: Collection[SourceName], reason: str) -> None:
     if names:
-        partitions = ", ".join(f"{topic}/{partition}" for topic, partition in sorted(names))
-        log.warning("identity-unknown", partitions=partitions, reason=reason)
+        log.warning("identity-unknown", partitions=texts_of(names), reason=reason)

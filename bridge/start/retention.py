@@ -28,7 +28,7 @@ from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
 from bridge.start.first_commits import StartPlan
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
-from bridge.stores.names import SourceName
+from bridge.stores.names import SourceName, texts_of
 from bridge.stores.stores import Stores
 from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState
 from timerstore.clock import Clock
@@ -222,8 +222,8 @@ class RetentionGuard:
         if trimmed and self._told.get("trimmed") != (trimmed, self._in_memory):
             log.error(
                 "unfinished-records-deleted",
-                partitions=[f"{topic}/{partition}" for topic, partition in trimmed],
-                in_memory=[f"{topic}/{partition}" for topic, partition in self._in_memory],
+                partitions=texts_of(trimmed),
+                in_memory=texts_of(self._in_memory),
                 hint="Kafka has deleted records of pending messages. They are delivered from store.directory, which "
                 "must not be lost now. Those in_memory are written there as soon as possible; do not kill the process "
                 "before. Raise retention.ms of the delay topic, or lower roll.window.",

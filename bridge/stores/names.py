@@ -36,6 +36,11 @@ OFFSET_BITS: Final = OFFSET_MAX.bit_length()
 SOURCE_MAX: Final = (1 << 15) - 1
 
 
+def texts_of(names: Iterable[SourceName]) -> list[str]:
+    """The partitions as texts, in order."""
+    return [f"{topic}/{partition}" for topic, partition in sorted(names)]
+
+
 class Sources:
     """The sorted list of partitions that numbers refer to."""
 

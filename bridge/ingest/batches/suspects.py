@@ -24,7 +24,7 @@ from bridge.ingest.batches.choices import Choices
 from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch, TooLargeRecord
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.spark.errors import JAVA_ENDED, is_about_records
-from bridge.stores.names import SourceName
+from bridge.stores.names import SourceName, texts_of
 from bridge.wire.reasons import RejectReason
 from bridge.wire.received import FRAMING_BYTES, Record, Unread, carried_bytes
 from timerstore.clock import Clock
@@ -92,7 +92,7 @@ class Suspects:
             self._suspect |= {name: at[name] + AHEAD for name in new}
             self._changed()
         if new:
-            log.warning("partitions-suspect", partitions=_names(new), reason=why)
+            log.warning("partitions-suspect", partitions=texts_of(new), reason=why)
 
     def judge(self, failure: BridgeError, failures: int, sent: Offsets) -> None:
         """The query has failed, for this many times in a row, at the offsets `sent`: the next batches may be the
@@ -163,7 +163,7 @@ class Suspects:
             if failure.code != "DB-3060":
                 raise
             self._failures, self._failed_s = self._failures + 1, self._clock.monotonic_s()
-            names = _names(stretch.name for stretch in stretches)
+            names = texts_of(stretch.name for stretch in stretches)
             log.warning("batches-not-read", partitions=names, reason=failure.fields.get("reason"))
             if self._failures >= FAILURES_MAX:
                 for name in [stretch.name for stretch in stretches if stretch.name not in self._held]:
@@ -265,7 +265,3 @@ class _Pile:
     def _go(self, name: SourceName, end: int) -> None:
         records, self._records, self._bytes = self._records, [], 0
         self._take(self._decode(records), {name: end})
-
-
-def _names(names: Iterable[SourceName]) -> list[str]:
-    return [f"{topic}/{partition}" for topic, partition in names]
