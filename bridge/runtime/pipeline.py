@@ -57,7 +57,7 @@ from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName, texts_of
 from bridge.stores.stores import DELIVERS, Life, Prepared, Stores
 from bridge.telemetry.health import Health, LongWork
-from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
+from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, START_S, Beat, Heartbeats, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
@@ -98,6 +98,8 @@ class PipelineContext:
     on_held: Callable[[], None]
     """Called when the partitions to deliver have changed."""
     identity: IdentityWatch
+    beat: Beat = unwatched
+    """The heartbeat of the thread that starts a pipeline."""
     on_plan: Callable[[StartPlan], None] = lambda _: None
     """Called before the first delivery from its partitions."""
 
@@ -289,7 +291,7 @@ class Pipeline:
             return True  # the group says something else now
         if not self._spans(plan.windows):
             return False
-        prepared = self._prepare(store, indexes, plan)
+        prepared = self._prepare(store, indexes, plan, lambda _done, _total: self._context.beat(START_S))
         if self._add(prepared, plan, member, self._context.dispatcher.expect):
             log.info("partitions-come", partitions=texts_of(come), read_again=prepared.behind())
         return True
@@ -299,7 +301,7 @@ class Pipeline:
         store: Stores,
         indexes: Indexes,
         plan: StartPlan,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Callable[[int, int], None],
     ) -> Prepared:
         """Open the stores of planned partitions. Raises StateError if messages may be lost, EnvironmentFailure."""
         now_ms = self._context.clock.now_ms()

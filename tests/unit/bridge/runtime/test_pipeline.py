@@ -32,6 +32,7 @@ from bridge.stores.directory import KEPT_MS
 from bridge.stores.names import SourceName, Sources
 from bridge.stores.stores import Life
 from bridge.telemetry.health import Health
+from bridge.telemetry.heartbeats import START_S
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock
@@ -137,6 +138,7 @@ class Bench:
                 on_held=mock.Mock(),
                 hearts=mock.Mock(),
                 identity=IdentityWatch(ManualClock(now_ms=NOW_MS)),
+                beat=mock.Mock(),
             ),
             frozenset(rig.states),
             member(frozenset(rig.states)),
@@ -544,6 +546,25 @@ def test_a_partition_that_comes_joins_the_open_store(rig: Rig) -> None:
     assert "delay/1" in bench.pipeline.alarms()[0]
     assert bench.store.stats().pending == 4
     assert bench.pipeline.follow(BOTH, member(BOTH, 1)) and bench.dispatcher.expect.call_count == 1, "once"
+    assert bench.pipeline.stop()
+
+
+@pytest.mark.fault("a large index that comes with an assignment")
+def test_the_opening_of_an_index_shows_life_after_each_segment(rig: Rig) -> None:
+    """A change of the assignment opens a large index for as long as that takes: each segment shows that it goes on, and
+    the process stays."""
+    for _ in range(2):
+        rig.produce(BILLS, FAR_MS)
+        rig.ingest()
+        rig.deliver()
+        rig.stores.flush(NOW_MS)
+    bench = running(rig)
+    segments = rig.stores.stats().segments
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    beat = bench.pipeline._context.beat
+    assert isinstance(beat, mock.Mock) and not beat.called
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert segments == 4 and beat.call_args_list.count(mock.call(START_S)) >= segments - 1
     assert bench.pipeline.stop()
 
 
