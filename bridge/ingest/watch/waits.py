@@ -54,12 +54,7 @@ class Wait(Enum):
     UP_TO_COMMITTED = _Row(
         "query", "a partition that the plain reader reads up to the committed O", 10.0, Then.SPARK_READS
     )
-    JOB_FRAMES = _Row(
-        "plain reader, which rests", "the next frame of a batch job", 20.0, Then.PLAIN_READS, Watcher.INGEST
-    )
-    CALL = _Row(
-        "query", "Spark's answer: a plan, a batch job, a query's begin or end", 600.0, Then.ENDS, Watcher.INGEST
-    )
+    CALL = _Row("query", "Spark's answer: a plan, a query's begin or end", 600.0, Then.ENDS, Watcher.INGEST)
     TASKS = _Row("hand-over", "a task of the query for each partition", 120.0, Then.ANEW)
     CLOSE = _Row("hand-over", "the query, to come close to the plain reader", 20.0, Then.GOES_ON)
     RELIEF = _Row("hand-over", "the query, to send all that the plain reader had by then", 300.0, Then.ANEW)
