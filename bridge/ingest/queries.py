@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as NotYet
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import structlog
@@ -29,7 +29,7 @@ from bridge.ingest.watch.reading import Reading
 from bridge.ingest.watch.stalls import Laggards, session_missing
 from bridge.ingest.watch.waits import Wait, Watch
 from bridge.kafka.errors import records_gone
-from bridge.spark.errors import JAVA_ENDED, failures_named, named_failure, ranges
+from bridge.spark.errors import JAVA_ENDED, named_failure, ranges
 from bridge.spark.scratch import in_memory
 from bridge.spark.session import quiet, want
 from bridge.stores.names import SourceName
@@ -50,12 +50,6 @@ FAILURES_MAX: Final = 5
 PAUSE_S_MAX: Final = 16.0
 
 
-class Take(Protocol):
-    """Stores entries of a run, and the ends that they reach. Blocks without room, and beats."""
-
-    def __call__(self, run: int, entries: pa.Table, ends: Offsets, beat: Beat) -> None: ...
-
-
 class Queries:
     """See the module. `run` is for the thread; the other methods are for any."""
 
@@ -65,7 +59,7 @@ class Queries:
         session: Future[SparkSession],
         make_query: Callable[[SparkSession, FrameReceiver], SparkQuery],
         reading: Reading,
-        take: Take,
+        take: Callable[[int, pa.Table, Offsets, Beat], None],
         store: Stores,
         suspects: Suspects,
         log_starts: Callable[[Offsets], Offsets],
@@ -74,7 +68,8 @@ class Queries:
         watch: Watch,
         beat: Beat,
     ) -> None:
-        """The arguments are those of Ingest; `watch` learns of the thread's waits."""
+        """The arguments are those of Ingest; `watch` learns of the thread's waits. `take` stores the entries of a run,
+        and the ends that they reach; it blocks without room, and beats."""
         self._session = session
         self._make_query = make_query
         self._reading = reading
@@ -168,20 +163,21 @@ class Queries:
         receiver = FrameReceiver(
             partial(self._take_frame, run), self._on_task, self._on_take_failure, self._executor_host
         )
-        # One of the unsent records may be too large for the JVM: the operator must learn its place.
-        failures = failures_named("read the delay topics", self._reading.stopping.is_set, self._unread)
         try:
-            with self._watch.waiting(Wait.CALL), in_memory() as directory, receiver, failures:
+            with self._watch.waiting(Wait.CALL), in_memory() as directory, receiver:
                 self._receiver = receiver
                 if not self._reading.stopping.is_set():
                     self._stream(run, self._make_query(session, receiver), directory)
         except BridgeError:
             self._raise_failure()  # Spark's error is a consequence
             raise
+        except Exception as error:
+            self._raise_failure()
+            if not self._reading.stopping.is_set():
+                # One of the unsent records may be too large for the JVM: the operator must learn its place.
+                unread = ranges(self._sent, self._reading.known_ends(self._store.committed()))
+                raise named_failure("read the delay topics", error, unread) from error
         self._raise_failure()
-
-    def _unread(self) -> str:
-        return ranges(self._sent, self._reading.known_ends(self._store.committed()))
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 import structlog
@@ -47,28 +47,21 @@ Take = Callable[[pa.Table, Offsets], None]
 log = structlog.get_logger("bridge.ingest.batches.suspects")
 
 
-class ReadBatches(Protocol):
-    """As `BatchReader.read`."""
-
-    def __call__(
-        self, stretches: Sequence[Stretch], is_over: Callable[[], bool]
-    ) -> Iterator[tuple[SourceName, Found]]: ...
-
-
 class Suspects:
     """See the module. `look` is for one thread, the rest for any."""
 
     def __init__(
         self,
         *,
-        read: ReadBatches,
+        read: Callable[[Sequence[Stretch], Callable[[], bool]], Iterator[tuple[SourceName, Found]]],
         decode: Callable[[Iterable[Record]], pa.Table],
         unread: Callable[[Unread], pa.Table],
         skips: Choices,
         mark: ReadingMark,
         clock: Clock,
     ) -> None:
-        """`decode` and `unread` make entries. Partitions in the mark of the process before are suspect."""
+        """`read` is that of a `BatchReader`; `decode` and `unread` make entries. Partitions in the mark of the process
+        before are suspect."""
         self._read = read
         self._decode = decode
         self._unread = unread

@@ -38,11 +38,6 @@ class HandOver:
         if self._tasks >= len(self._start) and self._complete_s is None:
             self._complete_s = now_s
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether each partition has a task."""
-        return self._complete_s is not None
-
     def begin_again(self, now_s: float) -> None:
         """The plain reader has taken over meanwhile."""
         self._relief, self._began_s = None, now_s
