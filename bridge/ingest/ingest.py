@@ -29,14 +29,14 @@ from bridge.errors import BridgeError, InternalError
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.finish import Finish
 from bridge.ingest.frames import FrameReceiver
-from bridge.ingest.plain_reader import NOTHING, Offsets, PlainReader, by_source, new_records
+from bridge.ingest.plain_reader import NOTHING, PlainReader, by_source, new_records
 from bridge.ingest.queries import Queries
 from bridge.ingest.query import SparkQuery
 from bridge.ingest.watch.guarded import guarded
 from bridge.ingest.watch.reading import Reading
 from bridge.ingest.watch.stalls import jvm_stands_still
 from bridge.ingest.watch.waits import Then, Wait, Watch
-from bridge.stores.names import SourceName, texts_of
+from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.stores.stores import Life, Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics

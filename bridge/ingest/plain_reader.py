@@ -29,12 +29,10 @@ from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode_records import decode_records
 from bridge.kafka.construction import made
 from bridge.kafka.errors import records_gone
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.received import Record, headers_of
 from timerstore.clock import Clock
-
-Offsets = Mapping[SourceName, int]
 
 RECORDS_MAX: Final = 2_000
 BYTES_MAX: Final = 1 << 20

@@ -22,7 +22,7 @@ import structlog
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.frames import FrameReceiver
-from bridge.ingest.plain_reader import Offsets, by_source
+from bridge.ingest.plain_reader import by_source
 from bridge.ingest.query import SparkQuery, too_few_slots
 from bridge.ingest.watch.hand_over import HandOver
 from bridge.ingest.watch.reading import Reading
@@ -32,7 +32,7 @@ from bridge.kafka.errors import records_gone
 from bridge.spark.errors import JAVA_ENDED, named_failure, ranges
 from bridge.spark.scratch import in_memory
 from bridge.spark.session import quiet, want
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.stores.stores import Life, Stores
 from bridge.telemetry.heartbeats import Beat
 from timerstore.clock import Clock

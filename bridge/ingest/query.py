@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode import decode
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-Offsets = Mapping[SourceName, int]
 
 BATCH: Final = "30 minutes"
 """Duration of a batch in real-time mode: its end plans anew, which takes half a second."""

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from bridge.delivery.commands_first import Offsets
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.states import AT_REST
@@ -54,7 +53,7 @@ from bridge.start.retention import RetentionGuard, ingest_start
 from bridge.start.roll_window import Windows, decode_parameters, limits_of
 from bridge.start.suspects import make_suspects
 from bridge.stores.directory import StoreDirectory
-from bridge.stores.names import SourceName, texts_of
+from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.stores.stores import DELIVERS, Life, Prepared, Stores
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, START_S, Beat, Heartbeats, unwatched

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.errors import records_gone
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets
 
-Offsets = Mapping[SourceName, int]
 JAVA_ENDED: Final = "DB-3016"
 
 

@@ -24,7 +24,7 @@ from bridge.ingest.batches.choices import Choices
 from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch, TooLargeRecord
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.spark.errors import JAVA_ENDED, is_about_records
-from bridge.stores.names import SourceName, texts_of
+from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.wire.reasons import RejectReason
 from bridge.wire.received import FRAMING_BYTES, Record, Unread, carried_bytes
 from timerstore.clock import Clock
@@ -41,7 +41,6 @@ FAILURES_MAX: Final = 6
 MARK_S: Final = 0.5
 CODE: Final = "DB-4060"
 
-Offsets = Mapping[SourceName, int]
 Take = Callable[[pa.Table, Offsets], None]
 
 log = structlog.get_logger("bridge.ingest.batches.suspects")

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 from bridge.errors import EnvironmentFailure
-from bridge.ingest.watch.reading import Offsets
 from bridge.ingest.watch.waits import Wait
+from bridge.stores.names import Offsets
 
 SETTLE_S: Final = 1.0
 """Grace period after the last task of a query starts, so that it fetches before the plain reader ends."""

@@ -13,10 +13,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from timerstore.rows.position import Progress
-
-Offsets = Mapping[SourceName, int]
 
 
 class Reading:

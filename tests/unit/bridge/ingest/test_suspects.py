@@ -17,7 +17,7 @@ from bridge.ingest.batches.reader import CorruptBatch, TooLargeRecord
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import AGAIN_S, AHEAD, FAILURES_MAX, PAUSE_S_MAX, Suspects
 from bridge.kafka.errors import records_gone
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.wire.received import Record
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.ingest import stand_ins
@@ -226,7 +226,7 @@ def test_a_mark_of_what_has_ended_java_stays(tmp_path: Path, monkeypatch: pytest
     mark, write = ReadingMark(tmp_path), ReadingMark._write
     ended = threading.Thread(target=mark.distrust, args=({A: 5},))
 
-    def interrupted(self: ReadingMark, at: reading_mark.Offsets, before: reading_mark.Offsets) -> None:
+    def interrupted(self: ReadingMark, at: Offsets, before: Offsets) -> None:
         if threading.current_thread() is not ended:
             ended.start()
             ended.join(0.1)
