@@ -168,13 +168,10 @@ def _partitions(topics: Mapping[str, Topic]) -> list[SourceName]:
 
 
 def _with_log(topics: Mapping[str, Topic], marks: Mapping[SourceName, Watermarks]) -> dict[str, TopicFacts]:
-    facts = {}
-    for name, topic in topics.items():
-        mine = [marks.get((name, partition), SILENT) for partition in range(topic.partitions)]
-        facts[name] = TopicFacts(
+    return {
+        name: TopicFacts(
             topic_id=topic.topic_id,
-            log_start=tuple(log.start for log in mine),
-            log_end=tuple(log.end for log in mine),
-            log_epoch=tuple(log.epoch for log in mine),
+            logs=tuple(marks.get((name, partition), SILENT) for partition in range(topic.partitions)),
         )
-    return facts
+        for name, topic in topics.items()
+    }

@@ -164,7 +164,7 @@ class IdentityWatch:
                 continue
             end, epoch = state.read_under
             read[name] = Looked(expected=end, marks=Watermarks(start=0, end=end, epoch=epoch))
-            looked[name] = Looked(expected=end, marks=topic.marks(name[1]), committed=state.offset)
+            looked[name] = Looked(expected=end, marks=topic.logs[name[1]], committed=state.offset)
             ids[name[0]] = topic.topic_id
         new, unsure = self._new_holds(cluster, ids, read, looked, lambda _name, _offset: None, is_told=False)
         # Earlier looks at these partitions are void: another instance may have owned them meanwhile.

@@ -70,7 +70,7 @@ def reset_committed_states(
     states = {
         (topic, partition): _state(facts, partition, to, parameters(topic), committed.get((topic, partition)), now_ms)
         for topic, facts in topics.items()
-        for partition in range(facts.partitions)
+        for partition in range(len(facts.logs))
     }
     states = {name: state.saying(said) if said else state for name, state in states.items()}
     try:
@@ -92,14 +92,14 @@ def _state(
     now_ms: int,
 ) -> CommittedState:
     if committed is not None:
-        begin = facts.log_start[partition]
+        begin = facts.logs[partition].start
         first = max(committed.first_offset, begin)
         return replace(committed, offset=max(committed.offset, begin), first_offset=first, gone_below=0)
-    offset = facts.log_start[partition] if to == "earliest" else facts.log_end[partition]
+    offset = facts.logs[partition].start if to == "earliest" else facts.logs[partition].end
     return initial_state(
         offset=offset,
         topic_id=facts.topic_id,
-        partitions=facts.partitions,
+        partitions=len(facts.logs),
         parameters=parameters,
         first_offset=offset,
         cuts=with_cut((), offset, now_ms),  # invalidates the indexes of other machines
@@ -136,7 +136,7 @@ def _said(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> Said:
 def _found(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> list[TopicPartition]:
     """The committed offsets of all partitions, undecoded. Raises EnvironmentFailure."""
     client = _consumer(config)
-    places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(facts.partitions)]
+    places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(len(facts.logs))]
     try:
         return list(client.committed(places, timeout=READ_TIMEOUT_S))
     except KafkaException as exception:
