@@ -27,6 +27,7 @@ import structlog
 
 from bridge.errors import BridgeError, InternalError
 from bridge.ingest.batches.suspects import Suspects
+from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.ingest.finish import Finish
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.plain_reader import NOTHING, PlainReader, by_source, new_records
@@ -41,6 +42,7 @@ from bridge.stores.stores import Life, Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
+from bridge.wire.received import Record, Unread
 from timerstore.clock import Clock
 from timerstore.errors import Closed
 
@@ -298,6 +300,7 @@ class Ingest:
     def _is_over(self, run: int) -> bool:
         return self._reading.stopping.is_set() or run != self._store.run
 
-    def _take_batches(self, run: int, entries: pa.Table, ends: Offsets) -> None:
+    def _take_batches(self, run: int, records: list[Record] | Unread, ends: Offsets) -> None:
+        entries = unread_entry(records) if isinstance(records, Unread) else decode_records(records, self._all_epochs)
         self._await(self._store.has_room, inf, unwatched)
         self._take(run, entries, ends, unwatched)

@@ -51,7 +51,6 @@ from bridge.start.identity_watch import IdentityWatch
 from bridge.start.index import Indexes, as_bridge_errors, drop_earlier, find_index, find_indexes, make_stores, openings
 from bridge.start.retention import RetentionGuard, ingest_start
 from bridge.start.roll_window import Windows, decode_parameters, limits_of
-from bridge.start.suspects import make_suspects
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.stores.stores import DELIVERS, Life, Prepared, Stores
@@ -470,7 +469,7 @@ class Pipeline:
             session = intact(session, context.make_session)
             return SparkQuery(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
-        suspects = self._suspects = make_suspects(settings, all_epochs, connector.jars, clock)
+        suspects = self._suspects = Suspects.of(settings, connector.jars, clock)
         return Ingest(
             session=context.spark,
             make_query=make_query,
