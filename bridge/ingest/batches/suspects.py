@@ -70,7 +70,8 @@ class Suspects:
         """The exclusive ends up to which partitions are read here."""
         self._held: dict[SourceName, CorruptBatch] = {}
         self._looked_s: dict[SourceName, float] = {}
-        self._names: frozenset[SourceName] = frozenset()
+        self.names: frozenset[SourceName] = frozenset()
+        """The partitions that neither reader may read."""
         self._failures = 0
         self._failed_s = 0.0
         self.suspect(mark.suspects, "two processes have ended here")
@@ -88,7 +89,7 @@ class Suspects:
     def suspect(self, at: Offsets, why: str) -> None:
         """Have the batches behind these offsets read here; those of held partitions are known."""
         with self._lock:
-            new = sorted(at.keys() - self._names)
+            new = sorted(at.keys() - self.names)
             self._suspect |= {name: at[name] + AHEAD for name in new}
             self._changed()
         if new:
@@ -107,7 +108,7 @@ class Suspects:
         now_s = self._clock.monotonic_s()
         if now_s - self._marked_s >= MARK_S:
             self._marked_s = now_s
-            self._mark.note({name: offset for name, offset in at.items() if name not in self._names})
+            self._mark.note({name: offset for name, offset in at.items() if name not in self.names})
 
     def rests(self) -> None:
         """Note that the plain reader has stopped reading."""
@@ -123,13 +124,8 @@ class Suspects:
 
     def trusted(self, at: Offsets) -> dict[SourceName, int]:
         """The partitions that both readers may read."""
-        names = self._names
+        names = self.names  # it may change meanwhile
         return {name: offset for name, offset in at.items() if name not in names}
-
-    @property
-    def names(self) -> frozenset[SourceName]:
-        """The partitions that neither reader may read."""
-        return self._names
 
     def are_done(self, at: Offsets) -> bool:
         """Whether the query has something to read: no partition is suspect, and not all owned ones are held."""
@@ -168,7 +164,7 @@ class Suspects:
             if self._failures >= FAILURES_MAX:
                 for name in [stretch.name for stretch in stretches if stretch.name not in self._held]:
                     self._trust(name)
-        return bool(held - self._names)
+        return bool(held - self.names)
 
     def _wanted(self, at: Offsets) -> list[tuple[SourceName, int]]:
         now_s = self._clock.monotonic_s()
@@ -232,7 +228,7 @@ class Suspects:
             self._changed()
 
     def _changed(self) -> None:
-        self._names = frozenset(self._suspect | self._held.keys())
+        self.names = frozenset(self._suspect | self._held.keys())
 
 
 class _Pile:
