@@ -80,16 +80,7 @@ def must_hold_what_is_pending(
         for name, after in recent.items():
             # All unread records may be older than that; without unread records the downtime is unknown.
             if offsets[name] < (marks[name].end if after is None else after):
-                raise StateError(
-                    "records of pending messages were deleted while the bridge was down, and the local index does not "
-                    "cover them",
-                    hint=RESTORE,
-                    topic=name[0],
-                    partition=name[1],
-                    log_start=marks[name].start,
-                    down_for_more_than=format_duration_ms(max(0, spare)),
-                    code="DB-4012",
-                )
+                raise _gone(name, marks[name], down_for_more_than=format_duration_ms(max(0, spare)))
 
 
 def must_hold_what_is_gone(
@@ -101,15 +92,19 @@ def must_hold_what_is_gone(
     Raises StateError."""
     for name, state in sorted(states.items()):
         if state.gone_below > held.get(name, 0):
-            raise StateError(
-                "records of pending messages were deleted, and the local index does not cover them",
-                hint=RESTORE,
-                topic=name[0],
-                partition=name[1],
-                log_start=marks[name].start,
-                gone_below=state.gone_below,
-                code="DB-4012",
-            )
+            raise _gone(name, marks[name], gone_below=state.gone_below)
+
+
+def _gone(name: SourceName, log: Watermarks, **fields: object) -> StateError:
+    return StateError(
+        "records of pending messages were deleted, and the local index does not cover them",
+        hint=RESTORE,
+        topic=name[0],
+        partition=name[1],
+        log_start=log.start,
+        code="DB-4012",
+        **fields,
+    )
 
 
 def ingest_start(
