@@ -13,8 +13,8 @@ A crash before its first commit leaves its committed state unchanged. One that g
     close       between two transactions, for which the dispatcher is held: some 40 ms. A crash is one before or after
                 the revocation: only the flush is written
 
-The pipeline is stopped and replaced if it cannot follow (no partition is left; the open transaction did not end;
-partitions were lost; the store must be opened with other limits), and after the discovery of a damaged segment.
+A partition with a damaged segment goes and comes again. The pipeline is stopped and replaced if it cannot follow (no
+partition is left; the open transaction did not end; partitions were lost; the store must be opened with other limits).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class PipelineContext:
     on_fatal: Callable[[BridgeError], None]
     on_rebuild: Callable[[], None]
     on_held: Callable[[], None]
-    """Called when the partitions to deliver have changed."""
+    """Called when the partitions to deliver have changed, or one must come again."""
     identity: IdentityWatch
     beat: Beat = unwatched
     """The heartbeat of the thread that starts a pipeline."""
@@ -229,11 +229,12 @@ class Pipeline:
         """Deliver `owned`, the partitions of `member` that are not held, from now on. False if the pipeline must be
         replaced. Raises as `start`."""
         with self._changing:
-            if not self._follows or self._cancelled.is_set():
+            damaged = frozenset() if self._maintenance is None else self._maintenance.damaged
+            if not self._follows or self._cancelled.is_set() or self._owned <= damaged:
                 return False
             if member.revocations < self._member.revocations:
                 return True  # sampled during a revocation: the group's next assignment is still to come
-            self._member, gone = member, self._owned - owned
+            self._member, gone = member, self._owned - (owned - damaged)
             dispatcher = self._context.dispatcher
             if not gone and self.store is not None and dispatcher.is_held:
                 # It was held for an outdated assignment; this one is current.
@@ -283,6 +284,7 @@ class Pipeline:
         if not maintenance.pass_step(STEP_S):
             self._context.on_held()
             return True
+        maintenance.damaged -= come
         indexes = find_indexes(directory, come, self._context.clock.now_ms())
         plan = self._plan(directory, indexes, come, member)
         if plan is None:
@@ -458,7 +460,7 @@ class Pipeline:
         context = self._context
         return MaintenanceThread(
             store=store, clock=context.clock, metrics=context.metrics,
-            on_corrupt=context.on_rebuild, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
+            on_corrupt=context.on_held, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
         )  # fmt: skip
 
     def _make_ingest(self, store: Stores) -> Ingest:

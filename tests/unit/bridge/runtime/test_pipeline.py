@@ -40,8 +40,9 @@ from tests.model.stores import ModelStores, State
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.disk import checkpoint, files
 from timerstore.disk.checkpoint import Identity
-from timerstore.errors import Inconsistent
+from timerstore.errors import Corrupt, Inconsistent
 from timerstore.memory.resident import Resident
+from timerstore.operations import recovery
 
 FAR_MS = NOW_MS + 36_000_000
 PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False)
@@ -178,7 +179,7 @@ class Bench:
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a query nor maintenance: what they would be told is looked at."""
     monkeypatch.setattr(module, "Ingest", mock.Mock(side_effect=lambda **_: mock.Mock()))
-    monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock()))
+    monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock(damaged=frozenset())))
     monkeypatch.setattr("bridge.start.index.Stores", ModelStores)
 
 
@@ -565,6 +566,25 @@ def test_the_opening_of_an_index_shows_life_after_each_segment(rig: Rig) -> None
     assert isinstance(beat, mock.Mock) and not beat.called
     assert bench.pipeline.follow(BOTH, member(BOTH, 1))
     assert segments == 4 and beat.call_args_list.count(mock.call(START_S)) >= segments - 1
+    assert bench.pipeline.stop()
+
+
+@pytest.mark.fault("a damaged segment of one of several partitions in a running bridge")
+def test_a_damaged_segment_has_its_partition_alone_read_again(rig: Rig) -> None:
+    """The other partitions are delivered meanwhile, without a pause; a pipeline with nothing else is replaced."""
+    bench = running(rig)
+    bench.live()
+    [damaged] = (rig.directory / "delay" / "1").glob("segment-*.parquet")
+    recovery.set_aside(Corrupt("it fails its checksum", path=str(damaged)), NOW_MS)
+    bench.maintenance.damaged = frozenset({BILLS})
+    kept = bench.store
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert bench.store is kept and bench.store.next_offsets() == {ORDERS: 2, BILLS: 0}
+    assert bench.store.in_life(Life.LIVE) == [ORDERS] and bench.store.in_life(Life.CATCHING_UP) == [BILLS]
+    assert [call.args for call in bench.dispatcher.go_on_without.call_args_list] == [({BILLS}, 1)]
+    assert bench.maintenance.damaged == frozenset() and bench.pipeline.owned == BOTH
+    bench.maintenance.damaged = BOTH
+    assert not bench.pipeline.follow(BOTH, member(BOTH, 1))
     assert bench.pipeline.stop()
 
 
