@@ -29,6 +29,7 @@ from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.errors import Fault, fault_of, kafka_error
 from bridge.kafka.membership import FORCED
 from bridge.start.first_commits import TopicFacts
+from bridge.start.index import as_bridge_errors
 from bridge.stores.names import SourceName
 from bridge.wire.committed_state import (
     RESET,
@@ -42,7 +43,6 @@ from bridge.wire.committed_state import (
 )
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.disk import files
-from timerstore.errors import DiskFailure
 
 Reset = Literal["earliest", "latest", "committed"]
 READ_TIMEOUT_S: Final = 30.0
@@ -73,12 +73,10 @@ def reset_committed_states(
         for partition in range(len(facts.logs))
     }
     states = {name: state.saying(said) if said else state for name, state in states.items()}
-    try:
+    with as_bridge_errors():
         for topic in topics:  # made again, it may have fewer partitions
             for checkpoint in sorted((directory / topic).glob(f"*/{files.CHECKPOINT}")):
                 files.set_aside(checkpoint, now_ms)
-    except DiskFailure as error:
-        raise EnvironmentFailure(error.message, hint=error.hint, code=error.code) from error
     _commit(config, states)
     return states
 
