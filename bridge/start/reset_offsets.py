@@ -17,7 +17,7 @@ done).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -133,10 +133,10 @@ def _said(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> Said:
 
 def _found(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> list[TopicPartition]:
     """The committed offsets of all partitions, undecoded. Raises EnvironmentFailure."""
-    client = _consumer(config)
     places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(len(facts.logs))]
     try:
-        return list(client.committed(places, timeout=READ_TIMEOUT_S))
+        with closing(_consumer(config)) as client:
+            return list(client.committed(places, timeout=READ_TIMEOUT_S))
     except KafkaException as exception:
         raise EnvironmentFailure(
             "cannot read the committed offsets",
@@ -144,8 +144,6 @@ def _found(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> list[
             reason=kafka_error(exception).str(),
             code="DB-3007",
         ) from None
-    finally:
-        client.close()
 
 
 def _consumer(config: Mapping[str, Any]) -> Consumer:
@@ -155,15 +153,13 @@ def _consumer(config: Mapping[str, Any]) -> Consumer:
 
 
 def _commit(config: dict[str, Any], states: Mapping[SourceName, CommittedState]) -> None:
-    client = _consumer(config)
+    offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in states.items()]
     try:
-        offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in states.items()]
-        answers = client.commit(offsets=offsets, asynchronous=False)
+        with closing(_consumer(config)) as client:
+            answers = client.commit(offsets=offsets, asynchronous=False)
         error = next((answer.error for answer in answers if answer.error is not None), None)
     except KafkaException as exception:
         error = kafka_error(exception)
-    finally:
-        client.close()
     if error is None:
         return
     running = fault_of(error) is Fault.GROUP
