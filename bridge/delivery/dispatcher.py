@@ -31,7 +31,7 @@ from typing import Final
 import structlog
 
 from bridge.delivery.clock_steps import ClockSteps
-from bridge.delivery.commands_first import LOOK_S, CommandsFirst, Offsets
+from bridge.delivery.commands_first import LOOK_S, CommandsFirst
 from bridge.delivery.doubt.doubts import Doubts
 from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.doubt.read_back import ReadBack, ReadCommitted
@@ -62,7 +62,7 @@ from bridge.delivery.targets.stall import StallWatch
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.stores.stores import Life, Stores
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer

@@ -94,7 +94,7 @@ def _exercise(session: SparkSession, settings: Settings) -> None:
         query = SparkQuery(session, options, "classes", all_epochs, receiver.address, receiver.token)
         query.send(decode(session.range(RECORDS_MADE).selectExpr(*RECORDS), all_epochs))
         with suppress(Exception):  # no broker answers
-            query.read(start, start)
+            query.warm_up(start)
         opened.clear()
         with suppress(Exception):
             streaming = query.start(start, Path(directory))

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -189,8 +189,7 @@ class Cluster:
         samples: dict[tuple[str, int], list[tuple[int, int]]] = {}
         if not wanted:
             return {}
-        consumer = made("for samples", lambda: Consumer(self._consumer, logger=collecting_logger([])))
-        try:
+        with closing(self._sampling({})) as consumer:
             consumer.assign([TopicPartition(*place, mark.start) for place, mark in wanted.items()])
             deadline_s = self._clock.monotonic_s() + _SAMPLE_S
             while len(samples) < len(wanted) and self._clock.monotonic_s() < deadline_s:
@@ -199,8 +198,6 @@ class Cluster:
                         size = len(message.key() or b"") + len(message.value() or b"") + _RECORD_BYTES
                         place = (str(message.topic()), int(message.partition() or 0))
                         samples.setdefault(place, []).append((message.timestamp()[1], size))
-        finally:
-            consumer.close()
         return {
             place: Oldest(timestamp_ms=records[0][0], mean_bytes=sum(size for _, size in records) / len(records))
             for place, records in samples.items()
@@ -233,7 +230,6 @@ class Cluster:
         if not stretches:
             return {}
         config = {
-            **self._consumer,
             "isolation.level": "read_uncommitted",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,  # the end of a log is reported at once
@@ -241,11 +237,11 @@ class Cluster:
             "queued.min.messages": 1,
             "fetch.queue.backoff.ms": 0,  # the next stretch is fetched at once
         }
-        consumer = made("for samples", lambda: Consumer(config, logger=collecting_logger([])))
-        try:
+        with closing(self._sampling(config)) as consumer:
             return leader_epochs.cuts(consumer, stretches, beat)
-        finally:
-            consumer.close()
+
+    def _sampling(self, more: Mapping[str, Any]) -> Consumer:
+        return made("for samples", lambda: Consumer({**self._consumer, **more}, logger=collecting_logger([])))
 
     def create_topic(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
         """Create a topic. An existing topic stays unchanged. `replication` -1: the brokers' default."""

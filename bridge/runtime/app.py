@@ -300,6 +300,7 @@ class Application:
             on_held=lambda: self._events.put(Notice.REBASE),
             on_plan=wiring.plan_reader(self._pauses, planner),
             identity=self._identity,
+            beat=self._beat,
         )
         self._resuming = wiring.make_resuming(context, self._pauses, commands, planner, lambda: self._pipeline)
         return context

@@ -99,7 +99,7 @@ _WANTED: Final = threading.Event()
 log = structlog.get_logger("bridge.spark.session")
 
 SPARE_SLOTS: Final = 16
-"""Slots for partitions that are added while the bridge runs, and for batch jobs. An unused slot costs nothing."""
+"""Slots for partitions that are added while the bridge runs. An unused slot costs nothing."""
 
 
 def with_slots(master: str, partitions: int) -> str:

@@ -14,7 +14,7 @@ from bridge.kafka.admin import Cluster, Topic, Watermarks
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.roll_window import TopicLimits
-from bridge.stores.names import SourceName
+from bridge.stores.names import SourceName, texts_of
 from bridge.wire.committed_state import CommittedState, decode_metadata
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.clock import Clock
@@ -117,7 +117,7 @@ def gather(
 def _committed_again(group: Ownership, states: Mapping[SourceName, CommittedState]) -> dict[SourceName, CommittedState]:
     while again := {name: state for name, state in states.items() if name in (owned := group.assignment())}:
         if group.commit_states(again, owned):
-            log.warning("states-taken-back", partitions=", ".join(f"{topic}/{p}" for topic, p in sorted(again)))
+            log.warning("states-taken-back", partitions=texts_of(again))
             return again
     return {}
 
@@ -168,13 +168,10 @@ def _partitions(topics: Mapping[str, Topic]) -> list[SourceName]:
 
 
 def _with_log(topics: Mapping[str, Topic], marks: Mapping[SourceName, Watermarks]) -> dict[str, TopicFacts]:
-    facts = {}
-    for name, topic in topics.items():
-        mine = [marks.get((name, partition), SILENT) for partition in range(topic.partitions)]
-        facts[name] = TopicFacts(
+    return {
+        name: TopicFacts(
             topic_id=topic.topic_id,
-            log_start=tuple(log.start for log in mine),
-            log_end=tuple(log.end for log in mine),
-            log_epoch=tuple(log.epoch for log in mine),
+            logs=tuple(marks.get((name, partition), SILENT) for partition in range(topic.partitions)),
         )
-    return facts
+        for name, topic in topics.items()
+    }

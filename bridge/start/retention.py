@@ -28,7 +28,7 @@ from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
 from bridge.start.first_commits import StartPlan
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
-from bridge.stores.names import SourceName
+from bridge.stores.names import SourceName, texts_of
 from bridge.stores.stores import Stores
 from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState
 from timerstore.clock import Clock
@@ -82,16 +82,7 @@ def must_hold_what_is_pending(
         for name, after in recent.items():
             # All unread records may be older than that; without unread records the downtime is unknown.
             if offsets[name] < (marks[name].end if after is None else after):
-                raise StateError(
-                    "records of pending messages were deleted while the bridge was down, and the local index does not "
-                    "cover them",
-                    hint=RESTORE,
-                    topic=name[0],
-                    partition=name[1],
-                    log_start=marks[name].start,
-                    down_for_more_than=format_duration_ms(max(0, spare)),
-                    code="DB-4012",
-                )
+                raise _gone(name, marks[name], down_for_more_than=format_duration_ms(max(0, spare)))
 
 
 def must_hold_what_is_gone(
@@ -103,15 +94,19 @@ def must_hold_what_is_gone(
     Raises StateError."""
     for name, state in sorted(states.items()):
         if state.gone_below > held.get(name, 0):
-            raise StateError(
-                "records of pending messages were deleted, and the local index does not cover them",
-                hint=RESTORE,
-                topic=name[0],
-                partition=name[1],
-                log_start=marks[name].start,
-                gone_below=state.gone_below,
-                code="DB-4012",
-            )
+            raise _gone(name, marks[name], gone_below=state.gone_below)
+
+
+def _gone(name: SourceName, log: Watermarks, **fields: object) -> StateError:
+    return StateError(
+        "records of pending messages were deleted, and the local index does not cover them",
+        hint=RESTORE,
+        topic=name[0],
+        partition=name[1],
+        log_start=log.start,
+        code="DB-4012",
+        **fields,
+    )
 
 
 def ingest_start(
@@ -226,8 +221,8 @@ class RetentionGuard:
         if trimmed and self._told.get("trimmed") != (trimmed, self._in_memory):
             log.error(
                 "unfinished-records-deleted",
-                partitions=[f"{topic}/{partition}" for topic, partition in trimmed],
-                in_memory=[f"{topic}/{partition}" for topic, partition in self._in_memory],
+                partitions=texts_of(trimmed),
+                in_memory=texts_of(self._in_memory),
                 hint="Kafka has deleted records of pending messages. They are delivered from store.directory, which "
                 "must not be lost now. Those in_memory are written there as soon as possible; do not kill the process "
                 "before. Raise retention.ms of the delay topic, or lower roll.window.",

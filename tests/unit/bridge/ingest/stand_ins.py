@@ -13,7 +13,7 @@ from bridge.ingest.batches.choices import BATCHES, Choices
 from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import Suspects
-from bridge.ingest.decode_records import decode_records, unread_entry
+from bridge.ingest.decode_records import decode_records
 from bridge.ingest.plain_reader import NOTHING, PlainReader, Read, by_source
 from bridge.stores.names import SourceName
 from bridge.stores.stores import Life
@@ -172,8 +172,6 @@ class Batches:
 def suspects(batches: Batches, clock: Clock, directory: Path) -> Suspects:
     return Suspects(
         read=batches.read,
-        decode=lambda records: decode_records(records, EPOCHS),
-        unread=unread_entry,
         skips=Choices(directory, BATCHES),
         mark=ReadingMark(directory),
         clock=clock,

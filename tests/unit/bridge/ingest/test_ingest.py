@@ -84,14 +84,13 @@ class Stream:
 
 
 class Bench:
-    """Ingest between stand-ins. `streams` are the queries in the order of their starts, `jobs` the batch jobs."""
+    """Ingest between stand-ins. `streams` are the queries in the order of their starts."""
 
     def __init__(self, directory: Path, committed: Mapping[SourceName, int] | None = None) -> None:
         self.store = Store(committed or {A: 0, B: 0})
         self.plain = Plain()
         self.batches = Batches(self.plain.log)
         self.streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
-        self.jobs: list[tuple[dict[SourceName, int], dict[SourceName, int]]] = []
         self.log_starts: dict[SourceName, int] = {}
         self.failures: list[BridgeError] = []
         self.rebuilds: list[str] = []
@@ -102,7 +101,6 @@ class Bench:
         self.fails_at_once: Exception | None = None
         self.suspects = suspects(self.batches, self.clock, directory)
         self.ended = threading.Event()
-        self.holds_job: threading.Event | None = None
         self.holds_plan: threading.Event | None = None
         self.receiver: Any = None
         self.refused: list[dict[str, int]] = []
@@ -136,19 +134,9 @@ class Bench:
         self.receiver = receiver
         query = mock.Mock()
         query.slots.side_effect = lambda: self.slots
-        query.read.side_effect = self.job
         query.warm_up.side_effect = lambda _: self.holds_plan and self.holds_plan.wait(6 * SEEN_S)
         query.start.side_effect = lambda offsets, _: self.start(offsets)
         return query
-
-    def job(self, start: Mapping[SourceName, int], end: Mapping[SourceName, int]) -> None:
-        """A batch job: the plain reader rests meanwhile."""
-        self.jobs.append((dict(start), dict(end)))
-        if self.holds_job is not None:
-            self.holds_job.wait(6 * SEEN_S)
-        for name in start:
-            if start[name] < end[name]:
-                self.receive(entries(name, start[name], end[name]))
 
     def start(self, offsets: Mapping[SourceName, int]) -> Stream:
         stream = Stream(self, offsets)
@@ -272,21 +260,32 @@ def test_no_partition_waits_for_another_ones_backlog(made: Callable[..., Bench])
     assert bench.next_stream().offsets[B] == 0 and bench.store.in_life(Life.CATCHING_UP) == [B]
 
 
-def test_a_long_way_to_the_committed_offsets_is_read_by_a_job(
+@pytest.mark.fault("a live partition beside the backlog of another one")
+def test_new_records_are_read_while_another_partition_catches_up(
     made: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plain reader rests meanwhile, and the ends are exact, whatever lies behind the last record. Where another
-    partition is delivered, the query reads it: new messages are not late."""
-    monkeypatch.setattr(queries, "JOB_RECORDS_MIN", 10)
+    """During a backlog the query reads new records of live partitions. A partition whose committed offset lies behind a
+    transaction marker waits less for its end than a quiet live one."""
+    monkeypatch.setattr(module, "QUIET_S", 1e9)
     bench = made({A: 30, B: 0})
     bench.begin()
     stream = bench.next_stream()
-    assert bench.jobs == [({A: 0, B: 0}, {A: 30, B: 0})]
-    assert stream.offsets == {A: 30, B: 0} and bench.store.held[A] == list(range(30))
-    other = made({A: 30, B: 0})
-    other.store.delivers = True
-    other.begin()
-    assert other.next_stream().offsets[A] == 0 and not other.jobs
+    assert stream.offsets == {A: 0, B: 0}
+    stream.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    stream.send(A, 0, 20)
+    stream.send(B, 0, 2)
+    assert bench.store.held[B] == [0, 1]
+    stream.send(A, 20, 29)
+    bench.plain.log |= {A: 29, B: 2}
+    bench.plain.markers[A] = 30
+
+    def is_caught_up() -> bool:
+        bench.clock.advance(100)
+        return bench.store.in_life(Life.CATCHING_UP) == []
+
+    wait_until(is_caught_up, SEEN_S, "the end is told")
+    assert bench.store.held[A] == list(range(29))
 
 
 def test_a_query_that_fails_is_started_anew_and_the_plain_reader_reads_meanwhile(made: Callable[..., Bench]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from bridge.errors import EnvironmentFailure, StateError
@@ -16,12 +15,13 @@ from bridge.ingest.batches.choices import BATCHES, SKIPPED, Choices
 from bridge.ingest.batches.reader import CorruptBatch, TooLargeRecord
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import AGAIN_S, AHEAD, FAILURES_MAX, PAUSE_S_MAX, Suspects
+from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.kafka.errors import records_gone
-from bridge.stores.names import SourceName
-from bridge.wire.received import Record
+from bridge.stores.names import Offsets, SourceName
+from bridge.wire.received import Record, Unread
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.ingest import stand_ins
-from tests.unit.bridge.ingest.stand_ins import A, B, Batches, Store, suspects
+from tests.unit.bridge.ingest.stand_ins import EPOCHS, A, B, Batches, Store, suspects
 from timerstore.rows.entry import Kind
 
 BOMB = TooLargeRecord(offset=2, ts=7, by_broker=True, size=700_000_000)
@@ -43,7 +43,8 @@ class Bench:
     def look(self) -> bool:
         return self.suspects.look(self.store.next_offsets(), self.take, lambda: False)
 
-    def take(self, entries: pa.Table, ends: Mapping[SourceName, int]) -> None:
+    def take(self, records: list[Record] | Unread, ends: Mapping[SourceName, int]) -> None:
+        entries = unread_entry(records) if isinstance(records, Unread) else decode_records(records, EPOCHS)
         self.store.append(entries, ends, 0, lambda: None)
         self.entries += entries.to_pylist()
 
@@ -226,7 +227,7 @@ def test_a_mark_of_what_has_ended_java_stays(tmp_path: Path, monkeypatch: pytest
     mark, write = ReadingMark(tmp_path), ReadingMark._write
     ended = threading.Thread(target=mark.distrust, args=({A: 5},))
 
-    def interrupted(self: ReadingMark, at: reading_mark.Offsets, before: reading_mark.Offsets) -> None:
+    def interrupted(self: ReadingMark, at: Offsets, before: Offsets) -> None:
         if threading.current_thread() is not ended:
             ended.start()
             ended.join(0.1)

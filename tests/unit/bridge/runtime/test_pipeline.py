@@ -32,6 +32,7 @@ from bridge.stores.directory import KEPT_MS
 from bridge.stores.names import SourceName, Sources
 from bridge.stores.stores import Life
 from bridge.telemetry.health import Health
+from bridge.telemetry.heartbeats import START_S
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock
@@ -39,8 +40,9 @@ from tests.model.stores import ModelStores, State
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.disk import checkpoint, files
 from timerstore.disk.checkpoint import Identity
-from timerstore.errors import Inconsistent
+from timerstore.errors import Corrupt, Inconsistent
 from timerstore.memory.resident import Resident
+from timerstore.operations import recovery
 
 FAR_MS = NOW_MS + 36_000_000
 PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False)
@@ -137,6 +139,7 @@ class Bench:
                 on_held=mock.Mock(),
                 hearts=mock.Mock(),
                 identity=IdentityWatch(ManualClock(now_ms=NOW_MS)),
+                beat=mock.Mock(),
             ),
             frozenset(rig.states),
             member(frozenset(rig.states)),
@@ -176,7 +179,7 @@ class Bench:
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a query nor maintenance: what they would be told is looked at."""
     monkeypatch.setattr(module, "Ingest", mock.Mock(side_effect=lambda **_: mock.Mock()))
-    monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock()))
+    monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock(damaged=frozenset())))
     monkeypatch.setattr("bridge.start.index.Stores", ModelStores)
 
 
@@ -214,7 +217,7 @@ def test_an_index_that_was_outrun_is_refused_where_pending_messages_may_be_gone(
         bench = Bench(rig)
         bench.stand_in.marks[BILLS] = Watermarks(start=7, end=10)
         bench.stand_in.unread_since = 10
-        with pytest.raises(StateError, match="deleted while the bridge was down"):
+        with pytest.raises(StateError, match="down_for_more_than"):
             bench.start()
         assert bench.pipeline.stop()
 
@@ -316,7 +319,7 @@ def test_a_damaged_segment_leaves_the_decision_where_it_was(rig: Rig) -> None:
     for _ in range(2):
         bench = Bench(rig)
         bench.stand_in.marks = {name: Watermarks(start=1, end=5) for name in (ORDERS, BILLS)}
-        with pytest.raises(StateError, match="deleted while the bridge was down"):
+        with pytest.raises(StateError, match="down_for_more_than"):
             bench.start()
         assert bench.pipeline.stop()
     bench = Bench(rig)
@@ -544,6 +547,44 @@ def test_a_partition_that_comes_joins_the_open_store(rig: Rig) -> None:
     assert "delay/1" in bench.pipeline.alarms()[0]
     assert bench.store.stats().pending == 4
     assert bench.pipeline.follow(BOTH, member(BOTH, 1)) and bench.dispatcher.expect.call_count == 1, "once"
+    assert bench.pipeline.stop()
+
+
+@pytest.mark.fault("a large index that comes with an assignment")
+def test_the_opening_of_an_index_shows_life_after_each_segment(rig: Rig) -> None:
+    """A change of the assignment opens a large index for as long as that takes: each segment shows that it goes on, and
+    the process stays."""
+    for _ in range(2):
+        rig.produce(BILLS, FAR_MS)
+        rig.ingest()
+        rig.deliver()
+        rig.stores.flush(NOW_MS)
+    bench = running(rig)
+    segments = rig.stores.stats().segments
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    beat = bench.pipeline._context.beat
+    assert isinstance(beat, mock.Mock) and not beat.called
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert segments == 4 and beat.call_args_list.count(mock.call(START_S)) >= segments - 1
+    assert bench.pipeline.stop()
+
+
+@pytest.mark.fault("a damaged segment of one of several partitions in a running bridge")
+def test_a_damaged_segment_has_its_partition_alone_read_again(rig: Rig) -> None:
+    """The other partitions are delivered meanwhile, without a pause; a pipeline with nothing else is replaced."""
+    bench = running(rig)
+    bench.live()
+    [damaged] = (rig.directory / "delay" / "1").glob("segment-*.parquet")
+    recovery.set_aside(Corrupt("it fails its checksum", path=str(damaged)), NOW_MS)
+    bench.maintenance.damaged = frozenset({BILLS})
+    kept = bench.store
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert bench.store is kept and bench.store.next_offsets() == {ORDERS: 2, BILLS: 0}
+    assert bench.store.in_life(Life.LIVE) == [ORDERS] and bench.store.in_life(Life.CATCHING_UP) == [BILLS]
+    assert [call.args for call in bench.dispatcher.go_on_without.call_args_list] == [({BILLS}, 1)]
+    assert bench.maintenance.damaged == frozenset() and bench.pipeline.owned == BOTH
+    bench.maintenance.damaged = BOTH
+    assert not bench.pipeline.follow(BOTH, member(BOTH, 1))
     assert bench.pipeline.stop()
 
 
