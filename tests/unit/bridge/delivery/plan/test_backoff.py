@@ -45,7 +45,8 @@ def test_large_waits_do_not_overflow() -> None:
 
 @pytest.mark.fault("a roll window that is longer than the end of a pause is remembered")
 def test_a_message_for_a_paused_target_does_not_wait_for_the_whole_of_a_long_window() -> None:
-    """It comes up by itself before the end of its pause is forgotten, though its record may stay for years."""
+    """A message for a paused target comes up by itself before the end of the pause is forgotten, though its record may
+    stay for years."""
     keys = np.arange(100, dtype=np.int64)
     waits = parked_ms(np.full(len(keys), 3_650 * 86_400_000), keys)
     assert waits.max() < ENDED_MS_MAX and waits.min() > 5 * 86_400_000
