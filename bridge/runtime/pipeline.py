@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -50,7 +51,7 @@ from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import GONE, StartFacts, StartPlan
 from bridge.start.identity_watch import IdentityWatch
 from bridge.start.index import Indexes, as_bridge_errors, drop_earlier, find_index, find_indexes, make_stores, openings
-from bridge.start.retention import RetentionGuard, ingest_start
+from bridge.start.retention import RetentionGuard, ingest_start, note_gone
 from bridge.start.roll_window import Windows, decode_parameters_of, limits_of
 from bridge.start.suspects import make_suspects
 from bridge.stores.directory import StoreDirectory
@@ -307,7 +308,8 @@ class Pipeline:
             prepared = store.prepare(openings(indexes, plan, now_ms), now_ms, progress)
         try:
             resume, held = prepared.resume_offsets(), prepared.held_below()
-            prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms), _ends(plan))
+            note = partial(note_gone, self._context.ownership, self._member.partitions, self._directory, plan)
+            prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms, note), _ends(plan))
         except BridgeError as error:
             prepared.close()
             # Else this version has committed before.
