@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -49,8 +50,8 @@ from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import GONE, StartFacts, StartPlan
 from bridge.start.identity_watch import IdentityWatch
 from bridge.start.index import Indexes, as_bridge_errors, drop_earlier, find_index, find_indexes, make_stores, openings
-from bridge.start.retention import RetentionGuard, ingest_start
-from bridge.start.roll_window import Windows, decode_parameters, limits_of
+from bridge.start.retention import RetentionGuard, ingest_start, note_gone
+from bridge.start.roll_window import Windows, decode_parameters_of, limits_of
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.stores.stores import DELIVERS, Life, Prepared, Stores
@@ -309,7 +310,8 @@ class Pipeline:
             prepared = store.prepare(openings(indexes, plan, now_ms), now_ms, progress)
         try:
             resume, held = prepared.resume_offsets(), prepared.held_below()
-            prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms), _ends(plan))
+            note = partial(note_gone, self._context.ownership, self._member.partitions, self._directory, plan)
+            prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms, note), _ends(plan))
         except BridgeError as error:
             prepared.close()
             # Else this version has committed before.
@@ -344,8 +346,8 @@ class Pipeline:
 
     def _spans(self, windows: Mapping[str, Windows]) -> bool:
         """Whether the store keeps cancels long enough for these roll windows."""
-        longest_ms = max(window.largest_ms for window in self._windows.values())
-        return all(name in self._windows and window.largest_ms <= longest_ms for name, window in windows.items())
+        longest_ms = max(window.cancels_ms for window in self._windows.values())
+        return all(name in self._windows and window.cancels_ms <= longest_ms for name, window in windows.items())
 
     @property
     def owned(self) -> frozenset[SourceName]:
@@ -434,10 +436,7 @@ class Pipeline:
     ) -> StartPlan | None:
         context = self._context
         limits = limits_of(context.cluster, sorted({topic for topic, _ in owned}))
-        parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
-        for topic, decoding in parameters.items():
-            kept_ms = limits[topic].retention_ms
-            log.info("roll-window", topic=topic, window_ms=decoding.roll_window_ms, retention_ms=kept_ms)
+        parameters = decode_parameters_of(context.settings, limits)
 
         def facts() -> StartFacts | None:
             with as_bridge_errors():

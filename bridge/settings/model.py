@@ -203,6 +203,12 @@ class RollSettings(Section):
     window: Annotated[int, duration("1s", "3650d", auto=True)] = AUTO
 
 
+class RetentionSettings(Section):
+    """The retention of a delay topic that rolls nothing."""
+
+    headroom: Annotated[int, duration("1s", "3650d")] = parse_duration_ms("7d")
+
+
 class RetrySettings(Section):
     """The handling of a target that fails temporarily."""
 
@@ -338,6 +344,7 @@ class Settings(Section):
     delay: DelaySettings = Field(default_factory=DelaySettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     roll: RollSettings = Field(default_factory=RollSettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
     delivery: DeliverySettings = Field(default_factory=DeliverySettings)
     start: StartSettings = Field(default_factory=StartSettings)
     overdue: OverdueSettings = Field(default_factory=OverdueSettings)

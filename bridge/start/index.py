@@ -115,11 +115,11 @@ def make_stores(directory: StoreDirectory, cluster: Cluster, settings: Settings,
     """None of which is open yet; numbers are for all partitions of the delay topics."""
     topics = cluster.topics(sorted(settings.delay_topics))
     partitions = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
-    return Stores(directory, partitions, _limits(settings, max(each.largest_ms for each in plan.windows.values())))
+    return Stores(directory, partitions, _limits(settings, max(each.cancels_ms for each in plan.windows.values())))
 
 
 def _limits(settings: Settings, window_ms: int) -> Limits:
-    """The stores' limits. Cancels are kept for `window_ms`, the largest roll window of any record."""
+    """The stores' limits. Cancels are kept for `window_ms` at least."""
     return Limits(
         flush_bytes=settings.store.flush_bytes,
         flush_interval_ms=settings.store.flush_interval,

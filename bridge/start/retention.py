@@ -18,16 +18,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Oldest, Watermarks
+from bridge.kafka.membership import Ownership
 from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
 from bridge.start.first_commits import StartPlan
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
+from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName, texts_of
 from bridge.stores.stores import Stores
 from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState
@@ -46,6 +49,10 @@ RESTORE: Final = (
     "Restore store.directory if it still exists somewhere, and raise the topic's retention. "
     f"To go on with the remaining records: {RESET_TO_COMMITTED}."
 )
+
+NoteGone = Callable[[Sequence[SourceName]], object]
+"""`note_gone` with its other arguments: afterwards other instances keep an index that may have these messages, and no
+start goes on without one."""
 
 log = structlog.get_logger("bridge.start.retention")
 
@@ -69,20 +76,27 @@ def must_hold_what_is_pending(
     marks: Mapping[SourceName, Watermarks],
     spare_ms: Mapping[str, int],
     now_ms: int,
+    note_gone: NoteGone = lambda _: None,
 ) -> None:
     """Refuse a start without an index if pending messages were deleted from the topic while the bridge was down.
 
     `offsets` are the committed O of partitions with a deleted beginning and without an index. `spare_ms` is the
     retention minus the largest W, by topic with a retention. After a longer downtime, unfinished records were deleted.
-    The first unread record tells the length of the downtime. Raises StateError.
+    The first unread record tells the length of the downtime. `note_gone` is called with these partitions first; not for
+    a retention below W, which is no sign of a downtime. Raises StateError.
     """
+    gone = []
     for topic, spare in spare_ms.items():
         mine = sorted(name for name in offsets if name[0] == topic)
         recent = cluster.first_after(mine, now_ms - max(0, spare)) if mine else {}
-        for name, after in recent.items():
-            # All unread records may be older than that; without unread records the downtime is unknown.
-            if offsets[name] < (marks[name].end if after is None else after):
-                raise _gone(name, marks[name], down_for_more_than=format_duration_ms(max(0, spare)))
+        # All unread records may be older than that; without unread records the downtime is unknown.
+        gone += [
+            name for name, after in recent.items() if offsets[name] < (marks[name].end if after is None else after)
+        ]
+    if not gone:
+        return
+    note_gone([name for name in gone if spare_ms[name[0]] > 0])
+    raise _gone(gone[0], marks[gone[0]], down_for_more_than=format_duration_ms(max(0, spare_ms[gone[0][0]])))
 
 
 def must_hold_what_is_gone(
@@ -115,14 +129,29 @@ def ingest_start(
     resume: Mapping[SourceName, int | None],
     held: Mapping[SourceName, int],
     now_ms: int,
+    note_gone: NoteGone,
 ) -> Mapping[SourceName, int]:
     """The first offsets of ingest. `resume` is the end of the index; below `held` the index has the records that Kafka
-    has deleted. Raises StateError if messages may be lost."""
+    has deleted; `note_gone` is called before a refusal. Raises StateError if messages may be lost."""
     must_hold_what_is_gone(plan.states, held, plan.log_marks)
     start, unheld = plan.ingest_start(resume, held)
     marks = {name: plan.log_marks[name] for name in unheld}
-    must_hold_what_is_pending(cluster, unheld, marks, plan.spare_ms, now_ms)
+    must_hold_what_is_pending(cluster, unheld, marks, plan.spare_ms, now_ms, note_gone)
     return start
+
+
+def note_gone(
+    group: Ownership,
+    assigned: frozenset[SourceName],
+    directory: StoreDirectory | None,
+    plan: StartPlan,
+    names: Sequence[SourceName],
+) -> None:
+    """Commit that records of pending messages of planned partitions are gone. With the index of an earlier version it
+    does nothing: that version must still start. Raises EnvironmentFailure, FencedError."""
+    if names and not (directory and directory.has_index_of_earlier_version()):
+        marked = {name: replace(plan.states[name], gone_below=plan.log_marks[name].start) for name in names}
+        group.commit_states(marked, assigned)
 
 
 class RetentionGuard:

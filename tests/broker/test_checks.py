@@ -247,15 +247,27 @@ def test_a_delay_topic_that_would_lose_or_misplace_messages_is_refused(
 
 
 def test_retention_is_compared_with_the_roll_window(bench: Bench) -> None:
-    """Not longer: refused, whose error it is. Less than twice, or a limit in bytes: a warning with numbers."""
+    """Not longer: refused, whose error it is. Too short for a downtime, or a limit in bytes: a warning with numbers.
+    Each finding has the number of records of the longest delay."""
     bench.create(STAMPED | {"retention.ms": "3600000", "retention.bytes": "1048576"})
     findings = bench.check()
-    assert about(findings, "kept 1h, and roll after 30m").status == "ok"
+    assert about(findings, "kept 1h, and roll after 30m: a message of the longest delay, 3650d,").status == "ok"
+    assert about(findings, "3650d, is written about 200229 times").status == "ok"
     assert about(findings, "outgrows 1MiB within 30m").status == "warning"
     warned = about(bench.check(roll={"window": "50m"}), "more than 10m may lose messages")
     assert (warned.status, "retention.ms=6000000" in warned.remedy) == ("warning", True)
     (failed,) = bench.failures(roll={"window": "1h"})
     assert (failed.error, "retention.ms=3600000" in failed.detail) == (ConfigurationError, True)
+
+
+def test_a_topic_that_rolls_nothing_is_named_as_such(bench: Bench) -> None:
+    """Its retention needs no second half."""
+    bench.create(STAMPED | {"retention.ms": "7200000"})
+    found = about(bench.check(delay={"max": "90m"}, retention={"headroom": "30m"}), "kept 2h")
+    assert (found.status, "roll after 90m: a message of the longest delay, 90m, is written once" in found.detail) == (
+        "ok",
+        True,
+    )
 
 
 def test_a_dead_letter_topic_must_take_a_reject_with_its_headers(bench: Bench) -> None:

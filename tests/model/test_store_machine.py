@@ -74,7 +74,7 @@ PARTITIONS = [("delay", 0), ("delay", 1), ("retry", 0)]
 TOPIC_IDS = {"delay": "a", "retry": "b"}
 ROW_BYTES = 120
 HORIZON_MS = 40
-WINDOW_MS = 90
+WINDOW_MS = 10
 MARGIN_MS = 30
 Key = tuple[str, int, int, bool]
 

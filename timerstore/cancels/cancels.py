@@ -47,7 +47,7 @@ from timerstore.rows.entry import DECIDED, UNCOPYABLE, Kind
 from timerstore.rows.position import AT_MIN, Bools, Int64s, Positions
 
 MARGIN_MS: Final = 3_600_000
-"""A tombstone outlives the largest window by this margin, for clocks that differ, and ingest that lags."""
+"""A tombstone outlives its window by this margin, for clocks that differ, and ingest that lags."""
 
 
 NO_ORIGIN: Final = -1
@@ -93,7 +93,7 @@ class Cancels:
     """See the module. The store's lock guards it; `judge` and `covered` work on snapshots, without the lock."""
 
     def __init__(self, window_ms: int) -> None:
-        """`window_ms` is the largest W in force."""
+        """`window_ms` is the least time for which a tombstone is kept."""
         self.tombstones = Tombstones()
         self.unstored = Unstored()
         self.cancelled = 0

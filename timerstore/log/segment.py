@@ -11,11 +11,11 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +39,17 @@ from timerstore.rows.position import Bools, Int64s, Position, Positions
 FORMAT_VERSION = 3
 METADATA_KEY = b"delay-bridge"
 ROW_GROUP_ROWS = 16_384
+_LEAST: Final = -(1 << 31)
+Slots32 = npt.NDArray[np.int32]
+"""Slots or counts in half of the memory: rows on thousands of days have millions of slots. Rows of AT_MIN have the
+least one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
     """An open segment. `fences` (first positions) and the `group_*` vectors have one element for each row group;
-    `timers` is a histogram of all rows by slot, with counts by target. `ids` is its id index, `origins` its origin
-    index."""
+    `slots` and `counts` are the histogram of all rows (`Slots32`), `targets` their counts by target. `ids` is its id
+    index, `origins` its origin index."""
 
     path: Path
     named: NamedFile
@@ -59,9 +63,21 @@ class Segment:
     """The smallest offset."""
     end: int
     """The largest offset + 1."""
-    timers: Tally
+    slots: Slots32
+    counts: Slots32
+    targets: Mapping[str, int]
     ids: SegmentIds | None
     origins: OriginIndex
+
+    @property
+    def timers(self) -> Tally:
+        """The histogram of all rows, with counts by target."""
+        return Tally(slots=self.slots.astype(np.int64), counts=self.counts.astype(np.int64), targets=self.targets)
+
+    def first_slot(self, since_ms: int) -> int | None:
+        """The first slot with a row, from that of a time on; None without one."""
+        at = int(np.searchsorted(self.slots, _narrow(np.array([since_ms // SLOT_MS])))[0])
+        return int(self.slots[at]) if at < len(self.slots) else None
 
     def groups_of(self, rows: Int64s) -> Int64s:
         """The row group of each row; `rows` are counted from the segment's beginning."""
@@ -78,8 +94,8 @@ class Segment:
 
     def groups_between(self, lower: Position, upper: Position) -> Bools:
         """Mask of the row groups that may have rows in (lower, upper]; no group if the histogram is empty there."""
-        slots = slice(*np.searchsorted(self.timers.slots, [lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS + 1]))
-        if not self.timers.counts[slots].any():
+        slot = self.first_slot(lower.at_ms)
+        if slot is None or slot > max(_LEAST, upper.at_ms // SLOT_MS):
             return np.zeros(len(self.fences), dtype=np.bool_)
         return self.fences.at_or_below(upper) & ~self.lasts().at_or_below(lower)
 
@@ -293,9 +309,9 @@ def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any]) -> Segmen
         end=largest + 1,
         ids=id_index.open_or_make(path, named.crc) if footer["ids"] else None,
         origins=origin_index.open_or_make(path, named.crc),
-        timers=Tally(
-            slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]
-        ),
+        slots=_narrow(_unpack_vector(footer["slots"])),
+        counts=_narrow(_unpack_vector(footer["counts"])),
+        targets=footer["targets"],
     )
 
 
@@ -314,6 +330,10 @@ def _footer_crc(path: Path) -> int:
 
 def _pack_vector(vector: npt.NDArray[Any]) -> str:
     return base64.b64encode(zlib.compress(np.ascontiguousarray(vector, dtype="<i8").tobytes(), 1)).decode()
+
+
+def _narrow(vector: Int64s) -> Slots32:
+    return np.clip(vector, _LEAST, -_LEAST - 1).astype(np.int32)
 
 
 def _unpack_vector(text: str) -> Int64s:

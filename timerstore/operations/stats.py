@@ -121,8 +121,7 @@ def _stored_since_ms(state: StoreState) -> int:
     and of the end of the first slot in a segment; AT_MAX if one is missing."""
     after_ms = state.resident.frontier.at_ms
     counted_ms = state.pending.histogram.first_ms(after_ms)
-    stored = [each.timers.slots[each.timers.slots >= after_ms // SLOT_MS] for each in state.timerlog]
-    slots = [int(found[0]) for found in stored if len(found)]
+    slots = [slot for each in state.timerlog if (slot := each.first_slot(after_ms)) is not None]
     return AT_MAX if counted_ms is None or not slots else max(counted_ms, (min(slots) + 1) * SLOT_MS - 1)
 
 

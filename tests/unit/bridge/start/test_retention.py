@@ -260,8 +260,12 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
     cluster: Any = Log(end_ms=10_000_000)
     marks = {ORDERS: Watermarks(start=500, end=10_001)}
 
+    noted: list[list[tuple[str, int]]] = []
+
     def start(offset: int, spare_ms: int, now_ms: int) -> None:
-        must_hold_what_is_pending(cluster, {ORDERS: offset}, marks, {DELAY: spare_ms}, now_ms)
+        must_hold_what_is_pending(
+            cluster, {ORDERS: offset}, marks, {DELAY: spare_ms}, now_ms, lambda names: noted.append([*names])
+        )
 
     start(9_900, spare_ms=200_000, now_ms=10_000_000)
     with pytest.raises(StateError, match="reset-offsets --to committed"):
@@ -270,6 +274,10 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
     with pytest.raises(StateError, match="local index does not cover them"):
         start(9_900, spare_ms=200_000, now_ms=90_000_000)
     start(10_001, spare_ms=200_000, now_ms=90_000_000)
+    assert noted == [[ORDERS], [ORDERS]]
+    with pytest.raises(StateError):  # the retention was lowered: that is no downtime
+        start(10_000, spare_ms=-1, now_ms=10_000_001)
+    assert noted[2:] == [[]]
     must_hold_what_is_pending(cluster, {ORDERS: 0}, marks, {}, 90_000_000)
 
 

@@ -19,7 +19,7 @@ from timerstore.log.segment import Segment, SegmentWriter, read, read_rows, writ
 from timerstore.log.timerlog import TimerLog, Window, read_window
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import ENTRY, payload_of
-from timerstore.rows.position import AT_MAX, ORIGIN, Position, Positions, Progress, end_of
+from timerstore.rows.position import AT_MAX, AT_MIN, ORIGIN, Position, Positions, Progress, end_of
 
 RECORDS = [
     Record("delay", 0, offset, 1_000 + 10 * (offset % 7), ["orders", None][offset % 2]) for offset in range(5, 65)
@@ -171,6 +171,23 @@ def test_row_groups_between_two_positions_miss_no_row(tmp_path: Path) -> None:
     assert offsets_between(log, ORIGIN, end_of(AT_MAX)) == keys
     assert not segment.groups_between(segment.last, end_of(AT_MAX)).any()
     assert not segment.groups_between(ORIGIN, segment.first.before()).any()
+
+
+def test_rows_of_no_time_and_of_far_times_are_found(tmp_path: Path) -> None:
+    """A slot takes 8 bytes in memory, however far apart the rows are, and rejects have the least one."""
+    times = [AT_MIN, AT_MIN, *(year * 366 * 86_400_000 for year in range(1, 12))]
+    segment = written(
+        tmp_path, [Record("delay", 0, i, None if at_ms == AT_MIN else at_ms) for i, at_ms in enumerate(times)]
+    )
+    log = TimerLog()
+    log.add(segment)
+    assert offsets_between(log, Position(AT_MIN, 0), Position(AT_MIN, 1)) == [(AT_MIN, 1)]
+    assert offsets_between(log, Position(AT_MIN, 0), Position(times[3], 3)) == [
+        *zip(times[1:4], (1, 2, 3), strict=True)
+    ]
+    assert not segment.groups_between(Position(times[3] + 20_000, 0), Position(times[4] - 20_000, 0)).any()
+    assert segment.slots.nbytes + segment.counts.nbytes == 8 * (len(times) - 1)
+    assert segment.first_slot(AT_MIN) is not None and segment.first_slot(times[-1] + 20_000) is None
 
 
 def test_rows_are_found_in_their_row_groups(tmp_path: Path) -> None:
