@@ -34,7 +34,6 @@ from bridge.delivery.resuming import LOOK_S, Named, Resuming
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.pauses import Pauses
-from bridge.http.logins import Logins
 from bridge.http.management import ManagementServer
 from bridge.http.protection import Protection
 from bridge.ingest.batches.choices import ENDS, Choices
@@ -197,26 +196,29 @@ def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> Comma
     )
 
 
-def make_management(settings: Settings, health: Health, metrics: Metrics, logins: Logins) -> ManagementServer:
+def make_management(settings: Settings, health: Health, metrics: Metrics) -> ManagementServer:
     """The server of the management port."""
     http = settings.http
     server = ManagementServer(
-        http.host, http.port, health=health, registry=metrics.registry, protection=Protection.of(http), logins=logins
-    )
+        http.host, http.port, health=health, registry=metrics.registry,
+        protection=Protection.of(http, metrics.login_failed),
+    )  # fmt: skip
     log.info("management-port", host=http.host, port=server.port)
     return server
 
 
-def make_api(settings: Settings, answers: Source, logins: Logins, hearts: Heartbeats) -> AbstractContextManager[object]:
+def make_api(
+    settings: Settings, answers: Source, metrics: Metrics, hearts: Heartbeats
+) -> AbstractContextManager[object]:
     """The API's listener, if enabled."""
     http = settings.http
     if http.api == "off":
         return nullcontext()
     listener = Listener(
-        http.host, http.api_port, source=answers, protection=Protection.of(http),
+        http.host, http.api_port, source=answers, protection=Protection.of(http, metrics.login_failed),
         show_payloads=http.show_payloads, is_writable=http.api == "write", peers=http.peers,
         instance=settings.group_instance_id,
-        logins=logins, base_path=http.base_path.rstrip("/"),
+        base_path=http.base_path.rstrip("/"),
         beat=hearts.watch("api", ANSWER_S),
     )  # fmt: skip
     scheme = "http" if http.certificate_file is None else "https"
