@@ -168,7 +168,7 @@ def make_writer(
         return AcknowledgedWriter(properties, clock, ownership.commit_offsets, budgets=settings.budgets)
 
     def on_incident(incident: Incident) -> None:
-        metrics.incident(incident.value)
+        metrics.incidents.labels(incident.value).inc()
 
     return TransactionalWriter(properties, clock, budgets=settings.budgets, repair=repair, on_incident=on_incident)
 
@@ -201,7 +201,7 @@ def make_management(settings: Settings, health: Health, metrics: Metrics) -> Man
     http = settings.http
     server = ManagementServer(
         http.host, http.port, health=health, registry=metrics.registry,
-        protection=Protection.of(http, metrics.login_failed),
+        protection=Protection.of(http, metrics.logins_failed.inc),
     )  # fmt: skip
     log.info("management-port", host=http.host, port=server.port)
     return server
@@ -215,7 +215,7 @@ def make_api(
     if http.api == "off":
         return nullcontext()
     listener = Listener(
-        http.host, http.api_port, source=answers, protection=Protection.of(http, metrics.login_failed),
+        http.host, http.api_port, source=answers, protection=Protection.of(http, metrics.logins_failed.inc),
         show_payloads=http.show_payloads, is_writable=http.api == "write", peers=http.peers,
         instance=settings.group_instance_id,
         base_path=http.base_path.rstrip("/"),

@@ -29,7 +29,7 @@ def test_failed_logins_are_counted_and_told_once_a_minute(monkeypatch: pytest.Mo
     monkeypatch.setattr("logging.time.time", lambda: now_s[0])
     monkeypatch.setattr("logging.time.time_ns", lambda: int(now_s[0] * 1e9), raising=False)
     logs.configure(format="json", stream=out)
-    protection = Protection(user="u", password="right", token="0123456789abcdef", on_failure=metrics.login_failed)
+    protection = Protection(user="u", password="right", token="0123456789abcdef", on_failure=metrics.logins_failed.inc)
     api = TestClient(application(Bridge(), protection, show_payloads=False), base_url="http://localhost")
     with ManagementServer("127.0.0.1", 0, health=Health(), registry=metrics.registry, protection=protection) as server:
 
