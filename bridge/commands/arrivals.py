@@ -15,7 +15,7 @@ from confluent_kafka import Message
 from bridge.commands.tail import Tail
 from bridge.errors import EnvironmentFailure
 from bridge.wire.headers import DUE, NUMBER_PATTERN, ORIGIN, REASON, REASON_DETAIL
-from bridge.wire.received import headers_of, place_text
+from bridge.wire.received import headers_of, record_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def _read(message: Message, wanted: Container[str], dead_letters: Collection[str
         )
     if not re.fullmatch(NUMBER_PATTERN, due):
         return None
-    return Arrived(origin=origin, place=place_text(message), lateness_ms=message.timestamp()[1] - int(due))
+    return Arrived(origin=origin, place=record_place(message), lateness_ms=message.timestamp()[1] - int(due))
 
 
 def _text(value: bytes | None) -> str:

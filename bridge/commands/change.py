@@ -26,7 +26,7 @@ from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
 from bridge.kafka.reach import refuse_unreachable
 from bridge.settings.model import Settings
 from bridge.wire.headers import NEVER_MS, NEXT_MS, Origins, origins_text, parse_origins, parse_until
-from bridge.wire.received import place_text
+from bridge.wire.received import record_place
 from timerstore.clock import SystemClock
 
 MOVES: Final = {
@@ -102,7 +102,9 @@ class ChangeOptions:
                 say(f"{verb} of {self.id or self.origin} sent to {delay_topic}{remark}", err=True)
                 if tail is not None:
                     named = None if place is None else len(place[2])
-                    tally = await_answers(tail, [place_text(record) for record in taken], (wait_ms or 0) / 1000, named)
+                    tally = await_answers(
+                        tail, [record_place(record) for record in taken], (wait_ms or 0) / 1000, named
+                    )
                     _report(self.id or self.origin or "", tally)
 
     def move(self, verb: str, at_ms: int | None, after: timedelta | None) -> None:

@@ -54,7 +54,7 @@ from bridge.wire.headers import parse_until
 from bridge.wire.letters import LetterChoice, RedriveReport
 from bridge.wire.printable import printable
 from bridge.wire.reasons import RejectReason
-from bridge.wire.received import place_text
+from bridge.wire.received import record_place
 from bridge.wire.schedule import Missed
 from timerstore.clock import SystemClock
 
@@ -338,7 +338,7 @@ def send(
                 refuse_unreachable(settings.kafka.bootstrap_servers)
         client.flush()
         say(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
-        origins = list(map(place_text, taken))
+        origins = list(map(record_place, taken))
         if arrivals is not None:
             tail, letter_topics = arrivals
             with tail:

@@ -57,7 +57,7 @@ def headers_of(message: Message) -> Headers | None:
     return [(str(pair[0]), pair[1] if isinstance(pair[1], bytes | None) else None) for pair in pairs]
 
 
-def place_text(message: Message) -> str:
+def record_place(message: Message) -> str:
     """`topic/partition/offset` of a record."""
     return f"{message.topic()}/{message.partition()}/{message.offset()}"
 
