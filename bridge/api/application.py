@@ -30,7 +30,6 @@ from bridge.api.routing import NOT_FOUND, PLACE, REFUSALS, Asked, Place, checked
 from bridge.api.schedules import add_schedules
 from bridge.api.source import PREFIX, Overview, PauseControl, PendingMessages, Source
 from bridge.delivery.targets.target import TargetReport
-from bridge.http.logins import Logins
 from bridge.http.protection import Protection
 from bridge.http.workers import Unavailable
 from bridge.stores import search
@@ -70,7 +69,6 @@ def application(
     names: Collection[str] = (),
     peers: Sequence[str] = (),
     instance: str = "",
-    logins: Logins | None = None,
     base_path: str = "",
 ) -> ASGIApp:
     """The application and the page behind their guard, for one event loop.
@@ -83,7 +81,7 @@ def application(
     if base_path:
         app.servers = [{"url": base_path}]
     app.router.routes.extend(files.page_routes(base_path))
-    guard = Guard(FanOut(app, others), protection, names, is_writable=is_writable, logins=logins)
+    guard = Guard(FanOut(app, others), protection, names, is_writable=is_writable)
     return _below(base_path, guard) if base_path else guard
 
 

@@ -48,7 +48,7 @@ class PageFilters(Filters):
 
     def after(self) -> NamedPosition | None:
         """The position before the page. Raises ValueError for an invalid cursor."""
-        return None if self.cursor is None else cursors.read_position(self.cursor)
+        return None if self.cursor is None else cursors.decode_position(self.cursor)
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -29,7 +29,6 @@ from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.targets.cache import Targets
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
-from bridge.http.logins import Logins
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.kafka.membership import Ownership
@@ -122,7 +121,6 @@ class Application:
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
-        self._logins = Logins(clock, self._metrics.login_failed)
         self._identity = IdentityWatch(clock, self._metrics.truncated, self._beat)
         self._conditions = Conditions(settings, clock)
 
@@ -203,7 +201,7 @@ class Application:
         beat, rest_s = self._hearts.watch("credentials", CALLS_S), max(credentials.LOOK_S, self._restart.wait_s())
         self._health.enter("checking", reasons=("brokers, topics, Java",))
         with (
-            wiring.make_management(settings, self._health, self._metrics, self._logins),
+            wiring.make_management(settings, self._health, self._metrics),
             self._api(),
             Repeating("clock-jumps", self._look_at_clock, self._hearts.watch("clock-jumps", LOOK_S), LOOK_INTERVAL_S),
         ):
@@ -232,7 +230,7 @@ class Application:
             letters=Letterbox(self._settings, self._clock), pauses=self._pauses, commands=lambda: self._commands,
             log_ends=partial(wiring.log_ends, self._settings),
         )  # fmt: skip
-        return wiring.make_api(self._settings, answers, self._logins, self._hearts)
+        return wiring.make_api(self._settings, answers, self._metrics, self._hearts)
 
     def _check(self) -> None:
         findings = run_checks(self._settings, create=True)

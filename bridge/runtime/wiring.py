@@ -34,7 +34,6 @@ from bridge.delivery.resuming import LOOK_S, Named, Resuming
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.pauses import Pauses
-from bridge.http.logins import Logins
 from bridge.http.management import ManagementServer
 from bridge.http.protection import Protection
 from bridge.ingest.batches.choices import ENDS, Choices
@@ -170,7 +169,7 @@ def make_writer(
         return AcknowledgedWriter(properties, clock, ownership.commit_offsets, budgets=settings.budgets)
 
     def on_incident(incident: Incident) -> None:
-        metrics.incident(incident.value)
+        metrics.incidents.labels(incident.value).inc()
 
     return TransactionalWriter(properties, clock, budgets=settings.budgets, repair=repair, on_incident=on_incident)
 
@@ -198,26 +197,29 @@ def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> Comma
     )
 
 
-def make_management(settings: Settings, health: Health, metrics: Metrics, logins: Logins) -> ManagementServer:
+def make_management(settings: Settings, health: Health, metrics: Metrics) -> ManagementServer:
     """The server of the management port."""
     http = settings.http
     server = ManagementServer(
-        http.host, http.port, health=health, registry=metrics.registry, protection=Protection.of(http), logins=logins
-    )
+        http.host, http.port, health=health, registry=metrics.registry,
+        protection=Protection.of(http, metrics.logins_failed.inc),
+    )  # fmt: skip
     log.info("management-port", host=http.host, port=server.port)
     return server
 
 
-def make_api(settings: Settings, answers: Source, logins: Logins, hearts: Heartbeats) -> AbstractContextManager[object]:
+def make_api(
+    settings: Settings, answers: Source, metrics: Metrics, hearts: Heartbeats
+) -> AbstractContextManager[object]:
     """The API's listener, if enabled."""
     http = settings.http
     if http.api == "off":
         return nullcontext()
     listener = Listener(
-        http.host, http.api_port, source=answers, protection=Protection.of(http),
+        http.host, http.api_port, source=answers, protection=Protection.of(http, metrics.logins_failed.inc),
         show_payloads=http.show_payloads, is_writable=http.api == "write", peers=http.peers,
         instance=settings.group_instance_id,
-        logins=logins, base_path=http.base_path.rstrip("/"),
+        base_path=http.base_path.rstrip("/"),
         beat=hearts.watch("api", ANSWER_S),
     )  # fmt: skip
     scheme = "http" if http.certificate_file is None else "https"

@@ -255,7 +255,7 @@ class Doubts:
         read = [name for name in names if not doubts[name].unread]
         for name in read:
             count = sum(Part.RECORD in part for part in doubts[name].written.values())
-            self._metrics.rows_found(count)
+            self._metrics.rows_found.inc(count)
             rows = len(doubts[name].rows)
             log.warning("messages-looked-up", place=_place(name, doubts[name]), rows=rows, found=count)
         if is_done:

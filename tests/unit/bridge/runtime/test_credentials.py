@@ -13,7 +13,7 @@ import yaml
 
 from bridge.checks.run import run_checks
 from bridge.client import DelayClient
-from bridge.commands.arrivals import Arrivals
+from bridge.commands.tail import Tail
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.admin import Cluster
@@ -163,7 +163,7 @@ def test_a_certificate_that_cannot_be_used_is_the_environments_failure(tmp_path:
         lambda: run_checks(settings),
         lambda: api_versions(settings),
         lambda: TargetLookUp(librdkafka(settings, "admin")),
-        lambda: Arrivals({**librdkafka(settings, "consumer")}, ["t"], SystemClock()),
+        lambda: Tail({**librdkafka(settings, "consumer")}, ["t"], SystemClock()),
         lambda: DelayClient(common),
     ]
     for make in clients:

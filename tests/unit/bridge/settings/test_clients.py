@@ -135,7 +135,7 @@ def test_every_consumer_compares_checksums() -> None:
     # Those that are made of an administrator's properties, or of the user's alone.
     assert Cluster(made)._consumer["check.crcs"] == "true"
     with mock.patch.object(tail, "made") as told, suppress(Exception):
-        tail.Tail({}, [])
+        tail.Tail({}, [], mock.Mock())
     with mock.patch.object(tail, "Consumer") as consumer:
         told.call_args.args[1]()
     assert consumer.call_args.args[0]["check.crcs"] is True
