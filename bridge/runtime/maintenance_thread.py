@@ -24,7 +24,7 @@ from bridge.stores.upkeep import Upkeep
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
-from timerstore.errors import Closed, Corrupt, DiskFull
+from timerstore.errors import Closed, Corrupt, DiskFailure, DiskFull
 from timerstore.operations import recovery
 
 BUSY_WAIT_S: Final = 0.05
@@ -71,6 +71,8 @@ class MaintenanceThread:
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._reclaimed_s = 0.0
         self._left_s = 0.0
+        self._not_removed: str | None = None
+        """The reason why an index stays, as reported."""
         self._flush_s = 0.0
         self._compact_s = 0.0
         self.disk_is_full = False
@@ -167,8 +169,18 @@ class MaintenanceThread:
                 self._note_full(full)
         if now_s - self._left_s >= LEFT_INTERVAL_S:
             self._left_s = now_s
+            self._remove_left()
+
+    def _remove_left(self) -> None:
+        """Nothing depends on the removal: a link, or a file of another user, ends no delivery."""
+        try:
             if removed := self._store.remove_left(self._clock.now_ms()):
                 log.info("indexes-removed", partitions=removed)
+            self._not_removed = None
+        except DiskFailure as failure:
+            if failure.message != self._not_removed:
+                log.warning("indexes-not-removed", reason=failure.message, hint=failure.hint)
+            self._not_removed = failure.message
 
     def _flush_due(self) -> bool:
         if self._clock.monotonic_s() < self._flush_s:
