@@ -40,7 +40,7 @@ def assignment(bridge: Bridge, arguments: argparse.Namespace, report: Report) ->
         bridge.start()
         second.start()
         bridge.wait(lambda: bridge.owned == second.owned, 60, "two halves")
-        gone = set(bridge.events("partitions-given-up")[-1]["partitions"])
+        gone = set(bridge.events("partitions-given-up")[-1]["partitions"].split(", "))
         warm_up(bridge, others=(second,))
         due_ms = bridge.clock.now_ms() + FAR_FACTOR * FAR_MS
         run_program(bridge, "load", "--messages", str(pending), "--due", str(due_ms)).wait()

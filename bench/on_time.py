@@ -158,7 +158,7 @@ def rolling(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> N
         during("a second one joins")
         second.start()
         pause(SETTLED_S)
-        moved = set(bridge.events("partitions-given-up")[-1]["partitions"])
+        moved = set(bridge.events("partitions-given-up")[-1]["partitions"].split(", "))
         for one, name in ((bridge, "the first"), (second, "the second")):
             during(f"{name} is restarted")
             pause(EDGE_S)  # messages due just before the stop and delivered after it count for the restart

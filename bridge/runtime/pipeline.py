@@ -268,7 +268,7 @@ class Pipeline:
             self._owned = frozenset(here - names)
             self._member = replace(self._member, revocations=revocations)
             self._context.dispatcher.go_on_without(gone, revocations)
-        log.info("partitions-given-up", partitions=texts_of(gone), owned=len(self._owned))
+        log.info("partitions-given-up", partitions=", ".join(texts_of(gone)), owned=len(self._owned))
         return True
 
     def abandon(self) -> None:
@@ -294,7 +294,7 @@ class Pipeline:
             return False
         prepared = self._prepare(store, indexes, plan, lambda _done, _total: self._context.beat(START_S))
         if self._add(prepared, plan, member, self._context.dispatcher.expect):
-            log.info("partitions-come", partitions=texts_of(come), read_again=prepared.behind())
+            log.info("partitions-come", partitions=", ".join(texts_of(come)), read_again=prepared.behind())
         return True
 
     def _prepare(

@@ -117,7 +117,7 @@ def gather(
 def _committed_again(group: Ownership, states: Mapping[SourceName, CommittedState]) -> dict[SourceName, CommittedState]:
     while again := {name: state for name, state in states.items() if name in (owned := group.assignment())}:
         if group.commit_states(again, owned):
-            log.warning("states-taken-back", partitions=texts_of(again))
+            log.warning("states-taken-back", partitions=", ".join(texts_of(again)))
             return again
     return {}
 

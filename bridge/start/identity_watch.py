@@ -402,4 +402,4 @@ def _cut(looked: Looked, stretch: ReadStretch | None, later: int | None, *, is_s
 
 def _warn(names: Collection[SourceName], reason: str) -> None:
     if names:
-        log.warning("identity-unknown", partitions=texts_of(names), reason=reason)
+        log.warning("identity-unknown", partitions=", ".join(texts_of(names)), reason=reason)

@@ -183,9 +183,7 @@ _LARGE: Final = struct.Struct(">qq?q")
 _BATCH: Final = struct.Struct(">qq")
 
 
-def _read(
-    answer: _Answer, stretch: Stretch, process: subprocess.Popen[bytes]
-) -> Iterator[tuple[SourceName, Record | TooLargeRecord | CorruptBatch | End]]:
+def _read(answer: _Answer, stretch: Stretch, process: subprocess.Popen[bytes]) -> Iterator[tuple[SourceName, Found]]:
     """One stretch."""
     at = stretch.begin
     while True:
