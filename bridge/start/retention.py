@@ -193,7 +193,7 @@ class RetentionGuard:
     def expect(
         self, states: Mapping[SourceName, CommittedState], windows: Mapping[str, Windows] = MappingProxyType({})
     ) -> None:
-        """Take the facts about new partitions from their committed states. Records in their logs may have a longer W."""
+        """Take the facts about new partitions from their committed states. Records of theirs may have a longer W."""
         longest = {topic: max(each.largest_ms, self._windows[topic].largest_ms) for topic, each in windows.items()}
         self._windows = {
             topic: replace(each, largest_ms=longest.get(topic, each.largest_ms))
