@@ -334,7 +334,7 @@ class Pipeline:
             if is_late or store is None or ingest is None or retention is None:
                 prepared.close()
                 return False
-            retention.expect(plan.states)
+            retention.expect(plan.states, plan.windows)
             self._epochs.update({name: state.epochs for name, state in plan.states.items()})
             context.on_plan(plan)
             expect(plan.states, _ends(plan))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -188,8 +189,15 @@ class RetentionGuard:
         self._in_memory: Sequence[SourceName] = ()
         self._told: dict[str, object] = {}
 
-    def expect(self, states: Mapping[SourceName, CommittedState]) -> None:
-        """Take the facts about new partitions from their committed states."""
+    def expect(
+        self, states: Mapping[SourceName, CommittedState], windows: Mapping[str, Windows] = MappingProxyType({})
+    ) -> None:
+        """Take the facts about new partitions from their committed states. Records of theirs may have a longer W."""
+        longest = {topic: max(each.largest_ms, self._windows[topic].largest_ms) for topic, each in windows.items()}
+        self._windows = {
+            topic: replace(each, largest_ms=longest.get(topic, each.largest_ms))
+            for topic, each in self._windows.items()
+        }
         self._roll_bytes |= {name[0]: state.epochs[-1].parameters.roll_bytes_max for name, state in states.items()}
         self.gone = {**self.gone, **{name: state.gone_below for name, state in states.items() if state.gone_below}}
 

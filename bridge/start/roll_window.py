@@ -64,7 +64,7 @@ class TopicLimits:
         )
 
     def keeps(self, span_ms: int) -> bool:
-        """Whether the topic certainly keeps each record for this time, at any size."""
+        """Whether the topic certainly keeps each record for this time. A limit in bytes makes it uncertain."""
         by_time = self.is_said and (self.retention_ms < 0 or self.retention_ms >= span_ms)
         return by_time and self.retention_bytes < 0
 

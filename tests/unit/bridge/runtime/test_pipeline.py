@@ -41,6 +41,7 @@ from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.disk import checkpoint, files
 from timerstore.disk.checkpoint import Identity
 from timerstore.errors import Corrupt, Inconsistent
+from timerstore.limits import DAY_MS
 from timerstore.memory.resident import Resident
 from timerstore.operations import recovery
 
@@ -59,6 +60,7 @@ class StandIn:
         self.first_offset = 0
         self.more: dict[SourceName, dict[str, Any]] = {}
         """Of committed states."""
+        self.retention = {"retention.ms": "86400000"}
         self.marked: dict[SourceName, int] = {}
         """The marks of gone records that were committed."""
 
@@ -69,7 +71,7 @@ class StandIn:
         return {name: f"id of {name}" for name in names}
 
     def topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        return {name: {"retention.ms": "86400000"} for name in names}
+        return dict.fromkeys(names, self.retention)
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic]:
         return {
@@ -201,6 +203,21 @@ def rig(tmp_path: Path) -> Rig:
     rig.deliver()
     rig.stores.flush(NOW_MS)
     return rig
+
+
+def test_a_change_of_the_retention_holds_from_the_next_start_and_the_next_record_on(rig: Rig) -> None:
+    """Earlier records keep their roll window, on whichever instance, and cancels are kept for the longest one."""
+    rig.produce(ORDERS, FAR_MS)
+    rig.states[ORDERS] = replace(rig.states[ORDERS], offset=2)
+    for retention_ms, window_ms in ((-1, 3_650 * DAY_MS), (86_400_000, DAY_MS // 2)):
+        bench = Bench(rig)
+        bench.stand_in.retention = {"retention.ms": str(retention_ms)}
+        bench.start()
+        [first, second] = bench.pipeline._epochs[ORDERS]
+        assert (first.offset, first.parameters.roll_window_ms) == (0, PARAMETERS.roll_window_ms)
+        assert (second.offset, second.parameters.roll_window_ms) == (2, window_ms)
+        assert bench.store.limits.window_ms == min(window_ms, 7 * DAY_MS)
+        assert bench.pipeline.stop()
 
 
 def test_an_index_that_was_outrun_elsewhere_is_read_from_where_the_log_begins(rig: Rig) -> None:

@@ -123,6 +123,15 @@ def test_a_refusal_for_the_size_needs_a_look_at_the_present_limit(bench: Bench) 
     assert len(asked) == 4
 
 
+@pytest.mark.fault("a partition that comes with records of a longer roll window")
+def test_a_partition_that_comes_may_lower_the_headroom(bench: Bench) -> None:
+    """The headroom counts the longest roll window of any partition here, also of one that another instance has read."""
+    for largest_ms, headroom_s in ((4 * HOUR, 3_600), (3 * HOUR, 3_600)):
+        bench.guard.expect({ORDERS: STATE}, {DELAY: Windows(current_ms=HOUR, largest_ms=largest_ms)})
+        bench.look(5 * HOUR)
+        assert bench.guard.headroom_s == {DELAY: headroom_s}
+
+
 def test_a_message_that_was_dated_back_uses_up_no_retention(bench: Bench) -> None:
     bench.rig.logs[ORDERS].append(Record(*ORDERS, 0, 1, ts_ms=NOW_MS - 1_000))
     bench.rig.ingest()
