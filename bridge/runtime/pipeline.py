@@ -56,7 +56,7 @@ from bridge.start.suspects import make_suspects
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName
 from bridge.stores.stores import DELIVERS, Life, Prepared, Stores
-from bridge.telemetry.health import Health, LongWork
+from bridge.telemetry.health import Health, LongWork, Phase
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
@@ -136,7 +136,7 @@ class Pipeline:
         Raises StateError if going on would lose or repeat messages, EnvironmentFailure for missing answers."""
         context = self._context
         self._must_be_at_rest()
-        context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
+        context.health.enter(Phase("reading-offsets", reasons=("reading the committed offsets",)))
         without, assigned = context.identity.replaced, context.ownership.assignment
         directory = self._directory = find_index(context.settings, context.cluster, without=without, assigned=assigned)
         indexes = find_indexes(directory, self._owned, context.clock.now_ms())
