@@ -38,7 +38,7 @@ class PatientConnection(pending.Connection):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class OneOrMany:
     """Options of an action on one message or letter, or on all that filters choose."""
 
     everything: Annotated[bool, typer.Option("--all", help="All, without a filter.")] = False
@@ -56,7 +56,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mode(Choice):
+class Mode(OneOrMany):
     """Options of an action on messages."""
 
     cursor: Annotated[str | None, typer.Option("--cursor", help="Continue an interrupted action from its cursor.")] = (

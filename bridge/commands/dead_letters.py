@@ -13,7 +13,7 @@ import typer
 
 from bridge.api.filters import LetterFilters
 from bridge.commands import pending
-from bridge.commands.actions import Choice, PatientConnection, confirm
+from bridge.commands.actions import OneOrMany, PatientConnection, confirm
 from bridge.commands.api_client import Absent, ApiClient
 from bridge.commands.invocation import bundled, read_headers, say
 
@@ -78,7 +78,7 @@ def ask_redrive(
     due: DueOption = Due.ORIGINAL,
     set_header: SetHeaderOption = None,
     *,
-    choice: Choice,
+    choice: OneOrMany,
 ) -> None:
     """Put one dead letter, or all matching ones, back into their delay topics, each once. The exit status is 1 if the
     one letter stays."""

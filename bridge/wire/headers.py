@@ -201,7 +201,7 @@ def parse_levels(text: str) -> tuple[int, ...]:
 
 def parse_level(text: str, levels_ms: Sequence[int]) -> int:
     """Milliseconds of level 1..n; a number beyond n means n."""
-    level = whole_number(text)
+    level = parse_whole(text)
     if level < 1:
         raise ValueError("levels start at 1")
     return levels_ms[min(level, len(levels_ms)) - 1]
@@ -209,7 +209,7 @@ def parse_level(text: str, levels_ms: Sequence[int]) -> int:
 
 def parse_partition(text: str) -> int:
     """A partition's number, 0..2147483647."""
-    partition = whole_number(text)
+    partition = parse_whole(text)
     if partition > 2**31 - 1:
         raise ValueError(f"{partition} is beyond 2147483647")
     return partition
@@ -217,7 +217,7 @@ def parse_partition(text: str) -> int:
 
 def parse_times(text: str) -> int:
     """A largest number of ticks, 1..2147483647."""
-    times = whole_number(text)
+    times = parse_whole(text)
     if not 1 <= times <= 2**31 - 1:
         raise ValueError(f"{times} is not in 1..2147483647")
     return times
@@ -444,7 +444,7 @@ def _sum_ms(numbers: Iterable[str | None], units_ms: Iterable[int]) -> int:
     return sum(int(number or 0) * unit_ms for number, unit_ms in zip(numbers, units_ms, strict=True))
 
 
-def whole_number(text: str) -> int:
+def parse_whole(text: str) -> int:
     """A whole number of at most 15 digits. Raises ValueError."""
     text = text.strip(WHITE_SPACE)
     if not re.fullmatch(NUMBER_PATTERN, text):

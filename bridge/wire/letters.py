@@ -136,7 +136,7 @@ def read_letter(headers: Headers | None) -> Letter | None:
             is_cut=h.OMITTED in why or any(name.startswith(h.ESCAPED) for name, _ in record),
             origin=_text(why.get(h.ORIGIN)),
             detail=_text(why.get(h.REASON_DETAIL)),
-            attempts=h.whole_number(_text(why[h.ATTEMPTS])) if h.ATTEMPTS in why else 0,
+            attempts=h.parse_whole(_text(why[h.ATTEMPTS])) if h.ATTEMPTS in why else 0,
         )
     except (KeyError, ValueError, struct.error):
         return None
