@@ -46,7 +46,7 @@ from bridge.settings.secrets import Redactor
 from bridge.spark import session as spark
 from bridge.start.identity_watch import IdentityWatch
 from bridge.stores.names import SourceName
-from bridge.telemetry.health import Health
+from bridge.telemetry.health import Health, Phase
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, Repeating, dispatcher_s
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from timerstore.clock import Clock, ClockWatch, SystemClock
@@ -199,7 +199,7 @@ class Application:
         gc.freeze()  # excludes modules: a full collection would scan them for 40 ms, and block all threads meanwhile
         settings = self._settings
         beat, rest_s = self._hearts.watch("credentials", CALLS_S), max(credentials.LOOK_S, self._restart.wait_s())
-        self._health.enter("checking", reasons=("brokers, topics, Java",))
+        self._health.enter(Phase("checking", reasons=("brokers, topics, Java",)))
         with (
             wiring.make_management(settings, self._health, self._metrics),
             self._api(),
@@ -281,7 +281,7 @@ class Application:
         ownership.start()
         dispatcher.start()
         make_session = wiring.session_maker(settings, cluster)
-        self._health.enter("joining", reasons=("waiting for partitions",))
+        self._health.enter(Phase("joining", reasons=("waiting for partitions",)))
         context = PipelineContext(
             settings=settings,
             clock=self._clock,
@@ -361,9 +361,9 @@ class Application:
             owned = self._identity.without(member.partitions)
         if not owned:
             if member.partitions:
-                self._health.enter("held", reasons=self._identity.alarms())
+                self._health.enter(Phase("held", reasons=self._identity.alarms()))
                 return
-            self._health.enter("joining", reasons=("no partitions are assigned to this instance",), ready=True)
+            self._health.enter(Phase("joining", reasons=("no partitions are assigned to this instance",), ready=True))
             log.info("no-partitions-assigned")
             return
         pipeline = self._pipeline = Pipeline(context, owned, member)
@@ -403,7 +403,7 @@ class Application:
                 return
             if not (context.dispatcher.wait_open(0) and pipeline.is_reading() and pipeline.is_delivering()):
                 self._health.enter(
-                    "connecting", reasons=("waiting for the producer, all partitions and earlier commands",)
+                    Phase("connecting", reasons=("waiting for the producer, all partitions and earlier commands",))
                 )
                 return
             pending = pipeline.store.stats().pending
@@ -411,11 +411,11 @@ class Application:
         impediments = pipeline.impediments()
         parts = (self._identity, self._conditions, pipeline, self._credentials, self._pauses)
         reasons = (*impediments, *(alarm for part in parts for alarm in part.alarms()))
-        self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
+        self._health.enter(Phase("running", ready=not impediments, reasons=reasons, reader=pipeline.reader))
 
     def _shut_down(self) -> None:
         self._stopping = True
-        self._health.enter("stopping", reasons=("stopping",))
+        self._health.enter(Phase("stopping", reasons=("stopping",)))
         log.info("stopping")
         self._watch_the_end()
         if self._pipeline is not None:

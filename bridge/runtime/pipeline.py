@@ -55,7 +55,7 @@ from bridge.start.roll_window import Windows, decode_parameters_of, limits_of
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.stores.stores import DELIVERS, Life, Prepared, Stores
-from bridge.telemetry.health import Health, LongWork
+from bridge.telemetry.health import Health, LongWork, Phase
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, START_S, Beat, Heartbeats, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
@@ -137,7 +137,7 @@ class Pipeline:
         Raises StateError if going on would lose or repeat messages, EnvironmentFailure for missing answers."""
         context = self._context
         self._must_be_at_rest()
-        context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
+        context.health.enter(Phase("reading-offsets", reasons=("reading the committed offsets",)))
         without, assigned = context.identity.replaced, context.ownership.assignment
         directory = self._directory = find_index(context.settings, context.cluster, without=without, assigned=assigned)
         indexes = find_indexes(directory, self._owned, context.clock.now_ms())

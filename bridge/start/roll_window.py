@@ -130,17 +130,8 @@ def times_written(delay_ms: int, window_ms: int) -> int:
 
 def decode_parameters(settings: Settings, topic: str, limits: TopicLimits) -> DecodeParameters:
     """The decode parameters for a delay topic's new records. Raises as `roll_window_ms`."""
-    return DecodeParameters(
-        levels_ms=settings.levels_ms,
-        max_delay_ms=settings.delay.max,
-        roll_window_ms=roll_window_ms(settings, topic, limits),
-        has_default_target=settings.delay_topics[topic].target is not None,
-        dialect=settings.delay_topics[topic].dialect,
-        roll_bytes_max=roll_bytes_max(settings, limits),
-        headers_max=settings.limits.headers,
-        header_bytes_max=settings.limits.header_bytes,
-        payload_bytes_max=settings.limits.payload_bytes,
-    )
+    window_ms, bytes_max = roll_window_ms(settings, topic, limits), roll_bytes_max(settings, limits)
+    return settings.decode_parameters(topic, roll_window_ms=window_ms, roll_bytes_max=bytes_max)
 
 
 def decode_parameters_of(settings: Settings, limits: Mapping[str, TopicLimits]) -> dict[str, DecodeParameters]:

@@ -38,7 +38,6 @@ RATIONS: Final[Mapping[str, int]] = {
 }
 """Lines within RATION_S of the events that every record of a producer, every request or connection of an HTTP client,
 or every task of Spark can cause."""
-_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def configure(
@@ -79,10 +78,10 @@ def configure(
     )
     handler.addFilter(Rations())
     handler.addFilter(_is_worth_a_line)
-    _replace_handlers(handler, _LEVELS[level])
+    _replace_handlers(handler, level.upper())
 
 
-def _replace_handlers(handler: logging.Handler, level: int) -> None:
+def _replace_handlers(handler: logging.Handler, level: str) -> None:
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

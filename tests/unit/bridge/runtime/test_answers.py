@@ -16,7 +16,7 @@ from bridge.runtime.answers import Answers
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.settings.model import Settings
 from bridge.stores.search import Query
-from bridge.telemetry.health import Health
+from bridge.telemetry.health import Health, Phase
 from bridge.telemetry.lateness import LatenessHistogram
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.api.fakes import Paused
@@ -48,7 +48,7 @@ def test_what_is_overdue_and_what_comes_next(tmp_path: Path) -> None:
     rig.load()
     rig.produce(ORDERS, NOW_MS + 20_000, NOW_MS + 20_001, NOW_MS + 500_000)
     rig.ingest()
-    health.enter("running", ready=True)
+    health.enter(Phase("running", ready=True))
     seen = answers(rig, health, clock).overview()
     assert seen is not None
     assert (seen.gauges.pending_total, seen.overdue, seen.next_at_ms) == (3, 0, NOW_MS + 20_000)
@@ -63,10 +63,10 @@ def test_an_index_that_is_not_complete_tells_nothing(tmp_path: Path) -> None:
     rig.produce(ORDERS, NOW_MS + 20_000)
     rig.ingest()
     for phase, is_told in (("recovering", False), ("catching-up", False), ("connecting", True), ("stopping", False)):
-        health.enter(phase)
+        health.enter(Phase(phase))
         source = answers(rig, health, clock)
         assert (source.overview() is not None) is (source.pending() is not None) is is_told
-    health.enter("running")
+    health.enter(Phase("running"))
     store = answers(rig, health, clock).pending()
     assert store is not None and store.count_where(Query(), NOW_MS).rows == 1
     assert answers(rig, health, clock).targets() == []
@@ -84,7 +84,7 @@ def test_messages_are_found_through_the_api_until_they_are_delivered(tmp_path: P
     rig.deliver()
     if is_stored:
         rig.stores.flush(NOW_MS)
-    health.enter("running", ready=True)
+    health.enter(Phase("running", ready=True))
     api = TestClient(application(answers(rig, health, clock), Protection(), show_payloads=True))
 
     def found(**parameters: object) -> list[int]:
