@@ -14,7 +14,8 @@ from typing import Final, Literal
 
 from bridge.errors import ConfigurationError
 from bridge.settings.java import translate
-from bridge.settings.model import Settings, unmasked
+from bridge.settings.model import Settings
+from bridge.settings.secrets import unmasked
 from bridge.settings.time_budgets import LINGER_MS, MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
 
 Role = Literal["consumer", "reader", "producer", "admin"]

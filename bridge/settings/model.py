@@ -31,7 +31,7 @@ from pydantic import (
 from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import problems
 from bridge.settings.reserved import OTHERS_OWN, SPARK_OWNED
-from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask, parts_of
+from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask, parts_of, unmasked
 from bridge.settings.shapes import error_sentence
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
 from bridge.settings.units import ANY_CASE, AUTO, duration, parse_bytes, parse_duration_ms, per_second, size
@@ -489,11 +489,6 @@ class Settings(Section):
         return f"Settings({self.masked()})"
 
     __str__ = __repr__
-
-
-def unmasked(value: str | SecretStr) -> str:
-    """The unwrapped value for a client; never print it."""
-    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 def _set(tree: dict[str, Any], path: tuple[str, ...], value: str) -> None:

@@ -23,7 +23,8 @@ import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.settings.clients import allowed_urls
-from bridge.settings.model import Settings, unmasked
+from bridge.settings.model import Settings
+from bridge.settings.secrets import unmasked
 from bridge.spark import jvm as java_process
 from bridge.spark.errors import named_failure
 from bridge.spark.installed import shipped

@@ -21,7 +21,8 @@ from bridge.kafka.releases import api_versions
 from bridge.runtime.credentials import LOOK_S, STABLE_S, Credentials
 from bridge.settings.clients import librdkafka
 from bridge.settings.load import load
-from bridge.settings.model import Settings, unmasked
+from bridge.settings.model import Settings
+from bridge.settings.secrets import unmasked
 from tests.system.secure import Authority
 from timerstore.clock import SystemClock
 

@@ -16,8 +16,8 @@ from pydantic import SecretStr
 
 from bridge.errors import ConfigurationError
 from bridge.settings.load import load
-from bridge.settings.model import LEVEL_MS_MAX, Settings, unmasked
-from bridge.settings.secrets import MASK, Redactor
+from bridge.settings.model import LEVEL_MS_MAX, Settings
+from bridge.settings.secrets import MASK, Redactor, unmasked
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.headers import UNTIL_MS_MAX
