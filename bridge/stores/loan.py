@@ -149,7 +149,7 @@ class Loan:
     def _transaction(self, source: int) -> Transaction:
         found = self._open.get(source)
         if found is None:
-            found = self._open[source] = self._lenders[source].store.begin()
+            found = self._open[source] = self._lenders[source].store.begin(self._now_ms)
         return found
 
     # ---- the fate of rows; keys are of names.pack
@@ -177,12 +177,10 @@ class Loan:
         commands: Int64s,
         now_ms: int,
         passed: Mapping[int, int] = NONE,
-        sent: Mapping[int, int] = NONE,
         first: Collection[int] = (),
         silent: Collection[int] = (),
     ) -> list[tuple[int, Decided]]:
-        """As `Transaction.decide`, with keys in place of offsets, but for the values of `sent`; and the number of the
-        partition of each."""
+        """As `Transaction.decide`, with keys in place of offsets; and the number of the partition of each."""
         decided = list[tuple[int, Decided]]()
         for source, mine in _by_source(commands):
             decided += (
@@ -195,7 +193,6 @@ class Loan:
                         for key, other in passed.items()
                         if key >> OFFSET_BITS == source
                     },
-                    {key & OFFSET_MAX: offset for key, offset in sent.items() if key >> OFFSET_BITS == source},
                     {key & OFFSET_MAX for key in first if key >> OFFSET_BITS == source},
                     {key & OFFSET_MAX for key in silent if key >> OFFSET_BITS == source},
                 )

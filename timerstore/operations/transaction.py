@@ -13,7 +13,7 @@ The store keeps every row until `acknowledge`; `rollback` makes all of them pend
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,9 +48,9 @@ from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position
 CANCELLED_TAKES_MAX = 16
 """Limit of successive takes with cancelled rows only; the transaction then ends early."""
 
-NAMED_MAX = 1_000
-"""Commands by origin that commands by id write in one transaction. Above this number, later commands of an id wait for
-them. (Moves would not have to wait for their order: of moves by origin that wait together, the last one acts.)"""
+NAMED_MAX = 10_000
+"""Commands by origin that commands by id write in one transaction. Above this number, one command of each id still
+acts."""
 
 NONE: Mapping[int, int] = {}
 
@@ -121,15 +121,13 @@ class Transaction:
         self._acted = self._loan.acted
         """Offsets of the rows on which commands of this transaction act."""
         self._acted_ids: set[Id] = set()
-        """Ids whose later commands wait for the written commands by origin."""
+        """Ids whose commands have written commands by origin."""
         self._named = 0
         """The number of commands by origin that commands by id write."""
         self._recalled: set[int] = set()
-        """Originals that recalls act on, or have commands by origin written for; later commands by id leave them."""
+        """Originals that recalls act on, or have commands by origin written for."""
         self._hurried: set[int] = set()
         """The same for moves to now."""
-        self._again: Counter[Id] = Counter()
-        """Commands by id that it writes again, less those that were written again before and are decided now."""
         self._decided: dict[int, Decided] = {}
         """The decisions of acting commands by origin, by the command's offset."""
         self._decided_ms = 0
@@ -145,8 +143,8 @@ class Transaction:
         with self._changing:
             resident = self._state.resident
             resident.overtake(self._loan.position)  # rows that have come since the last take
-            on_time = resident.ready.count_until(min(until, resident.frontier))
-            return DueCounts(resident.overtaken.count_due(until.at_ms), on_time)
+            overtaken = resident.overtaken.count_due(until.at_ms, self._state.waiting_offset())
+            return DueCounts(overtaken, resident.ready.count_until(min(until, resident.frontier)))
 
     def take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> Taken:
         """At most `overtaken_max` overtaken rows that are due at `until_ms`, and at most `on_time_max` rows up to
@@ -163,14 +161,15 @@ class Transaction:
         with self._changing:
             resident = self._state.resident
             resident.overtake(self._loan.position)
-            overtaken = resident.overtaken.take(until_ms, overtaken_max)
+            waiting = self._state.waiting_offset()
+            overtaken = resident.overtaken.take(until_ms, overtaken_max, waiting)
             # O' is the offset of the first overtaken row that is left, else the end of the ingested records.
-            self._offset = resident.reachable()
+            self._offset = min(resident.reachable(), waiting)
             due = resident.ready.pop_until(min(bound, resident.frontier), on_time_max)
             is_end = not len(due) + len(overtaken)
             if len(due):
                 self._loan.position = due.last()
-            if len(resident.overtaken):
+            if len(resident.overtaken) or waiting < OFFSET_MAX:
                 covered = due.offset < self._offset
                 resident.overtaken.insert(due.where(~covered))
                 due = due.where(covered)
@@ -221,7 +220,6 @@ class Transaction:
         commands: Int64s,
         now_ms: int,
         passed: Mapping[int, int] = NONE,
-        sent: Mapping[int, int] = NONE,
         first: Collection[int] = (),
         silent: Collection[int] = (),
     ) -> list[Decided]:
@@ -230,9 +228,8 @@ class Transaction:
         by origin needs a copy of each of its rows.
 
         `commands` are the offsets, in order. `passed` maps a move to the one among these that acts in its place: it
-        names the same originals, or the same id if no answer is wanted. `sent` maps a command by id that was written
-        again to the offset from which on it covers no message; OFFSET_MAX: the offset is of another log. `first`
-        are commands by origin that a client wrote. For the `silent`, no command can be written."""
+        names the same originals, or the same id. `first` are commands by origin that a client wrote. For the `silent`,
+        no command can be written."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -252,21 +249,21 @@ class Transaction:
                     later = unfinished.get(passed.get(effect.offset, -1))
                     later = None if later is None or later.is_too_many else later
                     for result in (
-                        self._decisions_by_id(effect, sent.get(effect.offset), later)
+                        self._decisions_by_id(effect, later)
                         if effect.named is None
                         else self._decisions(effect, judged[effect.offset], later)
                     ):
                         decided.append(result)
                         if effect.offset not in silent:
-                            self._written += [(effect.is_move, originals) for originals in result.written()]
-                        if result.decision is Decision.ACT:
+                            self._written.append((effect.is_move, result.written))
+                        if result.decision in (Decision.ACT, Decision.SENT_ON):
                             self._act(result)
         return decided
 
     def _size(self, effect: Effect) -> int:
         """The number of rows or messages to examine."""
         if effect.upto is not None:
-            return 1 if effect.id in self._acted_ids else max(1, effect.upto)
+            return 1 if self._has_enough(effect) else max(1, effect.upto)
         return max(1 if effect.named is None else len(effect.named), len(effect.rows))
 
     def _judged(self, effects: Sequence[Effect]) -> list[_Judged]:
@@ -303,42 +300,31 @@ class Transaction:
         copied = np.isin(rows.offset, np.concatenate(self._copied))
         return gone, copied | state.cancels.decided(lookup, rows.offset, origin)
 
-    def _decisions_by_id(self, effect: Effect, sent: int | None, later: Effect | None) -> list[Decided]:
-        """The decisions of one command by id. `sent` is given if it was written again, `later` is the move that may act
-        in its place. The caller holds the lock."""
-        again = self._state.commands.again
-        is_behind = sent is None and again[effect.id] + self._again[effect.id] > 0
-        is_counted = sent != OFFSET_MAX  # a command from another log has no order among those of this one
-        self._again[effect.id] -= sent is not None and is_counted
-        decisions = self._decided_by_id(effect, effect.offset if sent is None else sent, later, is_behind=is_behind)
-        self._again[effect.id] += decisions[0].decision is Decision.AGAIN and is_counted
-        return decisions
-
-    def _decided_by_id(self, effect: Effect, below: int, later: Effect | None, *, is_behind: bool) -> list[Decided]:
+    def _decisions_by_id(self, effect: Effect, later: Effect | None) -> list[Decided]:
+        """The decisions of one command by id. `later` is the move that may act in its place. The caller holds the
+        lock."""
         if effect.is_too_many:
             return of_all(effect, Decision.TOO_MANY)
-        # A command by id only writes commands by origin, so that all of it can wait.
-        waits = is_behind or effect.id in self._acted_ids
-        waits = waits or effect.copied.is_unsure or self._state.is_unread()
-        if waits and later is None:
-            return of_all(effect, Decision.AGAIN)
-        named, first_ms = self._pending_of_id(effect, below)
+        if self._state.is_unread() or self._has_enough(effect):
+            return of_all(effect, Decision.UNKNOWN)
+        named, first_ms = self._pending_of_id(effect)
         recalled = named_among(named, self._recalled)
         if later is not None and not (recalled.any() or self._leave_before(named)):
-            is_near = first_ms <= self._decided_ms + LEAVES_MS and not waits
+            is_near = first_ms <= self._decided_ms + LEAVES_MS
             if len(named) and not is_near:
-                return passed_over(effect, later, named, waits=waits)
-        if waits:
-            return of_all(effect, Decision.AGAIN)
+                return passed_over(effect, later, named)
         if len(named) > ROWS_MAX:
             return of_all(effect, Decision.TOO_MANY)
-        if not recalled.all():
-            return [Decided(effect=effect, decision=Decision.ACT, live=EMPTY.offset, named=named[~recalled])]
         if len(named):
-            return of_all(effect, Decision.AGAIN)
+            # Behind recalls of all its messages it needs an answer, and one command has that.
+            chosen = named[:1] if recalled.all() else named[~recalled]
+            return [Decided(effect=effect, decision=Decision.SENT_ON, live=EMPTY.offset, named=chosen)]
         gone, _, _ = self._judged_by_id(effect)
-        left_now = gone & (effect.origin[: effect.upto] < below)
-        return of_all(effect, Decision.LEFT if left_now.any() else Decision.NOTHING)
+        return of_all(effect, Decision.LEFT if gone.any() else Decision.NOTHING)
+
+    def _has_enough(self, effect: Effect) -> bool:
+        """Whether a command by id may write no more commands in this transaction."""
+        return self._named >= NAMED_MAX and effect.id in self._acted_ids
 
     def _leave_before(self, named: Int64s) -> bool:
         """Whether a move to now, or a recall that was sent earlier, takes any of these originals."""
@@ -347,7 +333,7 @@ class Transaction:
         recalled |= self._state.commands.recalling.among(within_reach(named), self._decided_ms)
         return bool((recalled | named_among(named, self._hurried)).any())
 
-    def _pending_of_id(self, effect: Effect, below: int) -> tuple[Int64s, int]:
+    def _pending_of_id(self, effect: Effect) -> tuple[Int64s, int]:
         """The originals of an id that are pending, or have copies in transit; and the time (ms) at which the first
         pending one comes up."""
         gone, covered, copied = self._judged_by_id(effect)
@@ -356,7 +342,7 @@ class Transaction:
         moving = origin[acted | copied], effect.copied.origins, *self._moving(effect)
         named: Int64s = np.unique(np.concatenate((origin[is_live], *moving)))
         first_ms = effect.rows.at[: effect.upto][is_live].min(initial=OFFSET_MAX)
-        return named[named < min(below, effect.offset)], int(first_ms)
+        return named[named < effect.offset], int(first_ms)
 
     def _are_acted(self, effect: Effect) -> Bools:
         """Mask of its rows on which commands of this transaction act."""
@@ -384,7 +370,7 @@ class Transaction:
         which = [
             (act, Decision.ACT),
             (effect.have(fixed), Decision.UNCOPYABLE),
-            (again, Decision.AGAIN),
+            (again, Decision.SENT_ON),
             (effect.have(gone), Decision.LEFT),
         ]
         codes = [decision.value for _, decision in which]
@@ -401,20 +387,17 @@ class Transaction:
         ]
 
     def _act(self, found: Decided) -> None:
-        """Note the rows and originals on which a command acts; the caller holds the lock."""
+        """Note the rows and originals on which a command acts, or will; the caller holds the lock."""
         effect, live = found.effect, found.live
-        assert found.named is not None
         if effect.named is None:
-            self._named += len(found.named)
-            if self._named > NAMED_MAX:
-                self._acted_ids.add(effect.id)
+            self._named += len(found.written)
+            self._acted_ids.add(effect.id)
         if effect.is_now or not effect.is_move:
-            acted = found.named if effect.named is None else effect.origin[live]
-            (self._hurried if effect.is_now else self._recalled).update(within_reach(acted).tolist())
-        if effect.named is None:
-            return
-        self._acted.update(effect.rows.offset[live].tolist())
-        self._decided[effect.offset] = found
+            acted = found.written if effect.named is None else within_reach(effect.origin[live])
+            (self._hurried if effect.is_now else self._recalled).update(acted.tolist())
+        if found.decision is Decision.ACT:
+            self._acted.update(effect.rows.offset[live].tolist())
+            self._decided[effect.offset] = found
 
     def _is_passed(self, effect: Effect, later: Effect, is_live: Bools) -> bool:
         """Whether the `later` move acts, or has acted, on all pending rows of a move by origin. (This one's tombstone
@@ -484,7 +467,6 @@ class Transaction:
         )
         if self._refused:
             commands.in_transit.remove(np.concatenate(self._refused))
-        commands.again += self._again
         commands.note_written(self._written, self._settled, self._decided_ms)
         commands.forget(self._loan.rows().offset)
 

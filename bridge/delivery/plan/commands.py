@@ -2,21 +2,23 @@
 others, and answers. The transaction that finishes a command writes its output.
 
     decision     a move by origin        a recall by origin   one by id                        answer
-    act (now)    each row, delivered     "                    "                                moved
-    act          a copy of each row      nothing              one by origin for each message   moved, cancelled
-    (pauses)     non-recurring message: an unchanged copy     "                                moved, not-pending
+    act (now)    each row, delivered     "                                                     moved
+    act          a copy of each row      nothing                                               moved, cancelled
+    (pauses)     non-recurring message: an unchanged copy                                      moved, not-pending
                  ended schedule: a cancel by origin as well                                    cancelled
-    (due)        due messages: unchanged, delivered now       "                                moved, not-pending
-    again        the same command, behind the copy in transit                                  none: the next one has it
+    (due)        due messages: unchanged, delivered now                                        moved, not-pending
+    sent on      one by origin for each message, behind       one by origin for each message   none: these have it
+                 its copy in transit
     passed       nothing: a later move of the same messages acts,                              moved
                  or, by id, is decided
     too large    nothing: the message stays unchanged                                          too-large
     left         nothing                                                                       delivered
     nothing      nothing                                                                       not-pending
     too many     nothing                                                                       too-many
+    unknown      nothing                                                                       unknown
 
-A message may have pending rows while a copy of it is in transit. The command then acts, and is also written again
-behind the copy, without an answer; a recall as a cancel.
+A message may have pending rows while a copy of it is in transit. The command then acts, and one by origin is also
+written behind the copy, without an answer; for a recall a cancel.
 
 A command for several messages has one answer for each outcome. The commands by origin that one by id has written are
 answered together, with their number. A command without a key is sent on to every partition; there, the others answer
@@ -47,11 +49,10 @@ from bridge.stores.names import key_of
 from bridge.wire import headers as h
 from bridge.wire.answers import ORIGINS_MAX, Answer, Outcome
 from bridge.wire.commands import key_sent_on, sent_on
-from bridge.wire.headers import Headers
 from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.cancels.commands import Decided, Decision, Effect
 from timerstore.rows.entry import DECIDED, Kind
-from timerstore.rows.position import OFFSET_MAX, Bools, Int64s
+from timerstore.rows.position import Bools, Int64s
 
 ANSWER_BYTES: Final = 600
 """Estimated bytes of the headers of an answer about one message, or of a command."""
@@ -61,6 +62,7 @@ _OUTCOMES: Final = {
     Decision.NOTHING: Outcome.NOT_PENDING,
     Decision.TOO_MANY: Outcome.TOO_MANY,
     Decision.UNCOPYABLE: Outcome.TOO_LARGE,
+    Decision.UNKNOWN: Outcome.UNKNOWN,
 }
 
 log = structlog.get_logger("bridge.delivery.plan.commands")
@@ -174,26 +176,12 @@ class DueCommands:
                 later |= {seqs[n]: seqs[last] for n in older}
         return later
 
-    def sent(self) -> dict[int, int]:
-        """For repeated commands by id, packed: the offsets of their clients' records. OFFSET_MAX where that record is
-        in another partition, whose offsets are not comparable with those of this one."""
-        seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
-        # A command that its client has sent to every partition names no other record: it is the first of its kind.
-        again = [n for n, id in enumerate(ids) if id is not None and self._command(n) != self._place(n)]
-        return {seqs[n]: self._command(n)[2] if self._is_home(n) else OFFSET_MAX for n in again}
-
     def first(self) -> frozenset[int]:
         """Commands by origin, packed, that are the clients' own records."""
         seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
         return frozenset(
             seqs[n] for n, said in enumerate(self._headers) if ids[n] is None and h.COPY_FORWARDED not in said
         )
-
-    def in_order(self, sent: Mapping[int, int]) -> Int64s:
-        """The commands, packed, in the order of their clients' records: a repeated one by id has that of the first."""
-        seqs = self.seqs
-        places = [(seq & ~OFFSET_MAX) | min(sent.get(seq, OFFSET_MAX), seq & OFFSET_MAX) for seq in seqs.tolist()]
-        return seqs[np.argsort(np.array(places, np.int64), kind="stable")]
 
     def named_elsewhere(self) -> Iterator[tuple[int, str]]:
         """Commands by an origin of another partition: their rows, and the topics in those origins."""
@@ -244,23 +232,20 @@ class DueCommands:
 
     def _act(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
         """Write the output of one command, and return its results; none where other commands have the answer."""
-        row, effect = int(self.ids[n]), each.effect
-        if each.decision is Decision.AGAIN or (each.decision is Decision.ACT and effect.named is None):
-            if int(self._rows.keys[row]) in writing.findings.no_copy:
+        effect, is_silent = each.effect, int(self._rows.keys[self.ids[n]]) in writing.findings.no_copy
+        if each.decision is Decision.SENT_ON:
+            if is_silent:
                 return [_result(Outcome.UNKNOWN, each.named)]
-            lists: list[Sequence[int] | None] = [None if each.named is None else each.named.tolist()]
-            if each.decision is Decision.ACT and each.named is not None:
-                lists = [[origin] for origin in each.named.tolist()]
-            writing.out.to_delay_topics.append(self._sent_on(n, lists))
+            writing.out.to_delay_topics.append(self._sent_on(n, each.written.tolist()))
             return []
         if each.decision is not Decision.ACT:
             # A pause of a message that does not recur.
             is_kept = each.decision is Decision.UNCOPYABLE and self._due[n] >= h.NEXT_MS
             return [_result(Outcome.NOT_PENDING if is_kept else _OUTCOMES[each.decision], each.named)]
         results = self._move(n, each, writing) if effect.is_move else [_result(Outcome.CANCELLED, each.named)]
-        if len(each.behind) and int(self._rows.keys[row]) not in writing.findings.no_copy:
-            lists = [each.behind.tolist()]
-            writing.out.to_delay_topics.append(self._sent_on(n, lists, ends=not effect.is_move, is_answered=False))
+        if len(each.behind) and not is_silent:
+            again = self._sent_on(n, each.written.tolist(), ends=not effect.is_move, is_answered=False)
+            writing.out.to_delay_topics.append(again)
         return results
 
     def _move(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
@@ -293,7 +278,7 @@ class DueCommands:
         changed = np.setdiff1d(changed, over)
         rest, lost = np.setdiff1d(fitting, np.union1d(over, changed)), np.setdiff1d(origin, fitting)
         if len(over):
-            writing.out.to_delay_topics.append(self._sent_on(n, [over.tolist()], ends=True))
+            writing.out.to_delay_topics.append(self._sent_on(n, over.tolist(), ends=True))
         dues_ms = np.unique(moved.due[is_changed & fits & np.isin(origin, changed)])
         due_ms = int(dues_ms[0]) if len(dues_ms) == 1 and dues_ms[0] != h.NEVER_MS else None
         return [
@@ -343,35 +328,24 @@ class DueCommands:
             payload = payload.set_column(index, field, pa.array(values, field.type))
         return DueRows(replace(rows, payload=payload), self._rows.columns), changed, over
 
-    def _sent_on(
-        self, n: int, lists: Sequence[Sequence[int] | None], *, ends: bool = False, is_answered: bool = True
-    ) -> Batch:
-        """The command again (None), or one by origin for each of these lists, into its own partition; with `ends`, as a
-        cancel."""
-        topic, partition = self._place(n)[:2]
+    def _sent_on(self, n: int, origins: Sequence[int], *, ends: bool = False, is_answered: bool = True) -> Batch:
+        """The command, as one by origin for each of these messages, into its own partition; with `ends`, as a cancel.
+        Each has an absolute time, and the place of the client's record."""
+        topic, partition, _ = self._place(n)
         is_move = self._is_move(n) and not ends
-        headers = [self._headers_with(n, origins, is_move=is_move, is_answered=is_answered) for origins in lists]
+        left_out = h.COMMANDS if is_answered else (*h.COMMANDS, h.REPLY_TO, h.CORRELATION)
+        said = {name: text for name, text in self._headers[n].items() if name not in left_out}
+        name, until_ms = (h.MOVE_ORIGIN, self._due[n]) if is_move else (h.CANCEL_ORIGIN, None)
+        place = h.origin_text(*self._command(n))
+        named = [{**said, name: h.origin_text(topic, partition, origin).encode()} for origin in origins]
         return Batch(
             topic=topic,
-            ids=np.full(len(lists), self.ids[n]),
-            values=[None] * len(lists),
-            keys=[self._keys[n]] * len(lists),
-            headers=headers,
-            partitions=[partition] * len(lists),
+            ids=np.full(len(origins), self.ids[n]),
+            values=[None] * len(origins),
+            keys=[self._keys[n]] * len(origins),
+            headers=[sent_on(each, until_ms=until_ms, forwarded=place) for each in named],
+            partitions=[partition] * len(origins),
         )
-
-    def _headers_with(self, n: int, origins: Sequence[int] | None, *, is_move: bool, is_answered: bool) -> Headers:
-        """The command's headers with an absolute time, and the place of its client's record."""
-        topic, partition, _ = self._place(n)
-        said = self._headers[n]
-        if origins is not None:
-            name = h.MOVE_ORIGIN if is_move else h.CANCEL_ORIGIN
-            said = {each: text for each, text in said.items() if each not in h.COMMANDS}
-            said[name] = h.origins_text(topic, partition, origins).encode()
-        if not is_answered:
-            said = {each: text for each, text in said.items() if each not in (h.REPLY_TO, h.CORRELATION)}
-        until_ms = self._due[n] if is_move else None
-        return sent_on(said, until_ms=until_ms, forwarded=h.origin_text(*self._command(n)))
 
     # ---- answers
 

@@ -298,16 +298,8 @@ class Planner:
             for row, topic in commands.named_elsewhere()
             if row not in forwards.ids
         }
-        sent = commands.sent()
         return commands.output(
-            loan.decide(
-                commands.in_order(sent),
-                now_ms,
-                commands.passed(findings.no_copy),
-                sent,
-                commands.first(),
-                findings.no_copy,
-            ),
+            loan.decide(commands.seqs, now_ms, commands.passed(findings.no_copy), commands.first(), findings.no_copy),
             elsewhere,
             own,
             self._letter_topics,
