@@ -118,7 +118,7 @@ class Effect:
     def have(self, rows: Bools) -> Bools:
         """Mask of the named originals that have any of the rows in a mask."""
         assert self.named is not None
-        return np.isin(self.named, self.origin[rows])
+        return np.isin(self.named, self.origin[rows]) if len(self.named) > 1 else np.full(1, rows.any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

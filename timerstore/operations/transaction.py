@@ -365,16 +365,19 @@ class Transaction:
         if later is not None and self._is_passed(effect, later, is_live):
             return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.offset, named=effect.named)]
         assert effect.named is not None
-        again = np.isin(effect.named, np.concatenate((effect.copied.origins, *self._moving(effect))))
-        again |= effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread())
+        again = effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread())
+        for moving in (effect.copied.origins, *self._moving(effect)):
+            if len(moving):
+                again |= np.isin(effect.named, moving)
         which = [
             (act, Decision.ACT),
             (effect.have(fixed), Decision.UNCOPYABLE),
             (again, Decision.SENT_ON),
             (effect.have(gone), Decision.LEFT),
         ]
-        codes = [decision.value for _, decision in which]
-        decisions = np.select([mask for mask, _ in which], codes, Decision.NOTHING.value)
+        decisions = np.full(len(effect.named), Decision.NOTHING.value)
+        for mask, decision in reversed(which):
+            decisions[mask] = decision.value
         return [
             Decided(
                 effect=effect,
@@ -383,7 +386,7 @@ class Transaction:
                 named=effect.named[decisions == decision.value],
                 behind=effect.named[act & again & (decision is Decision.ACT)],
             )
-            for decision in map(Decision, np.unique(decisions).tolist())
+            for decision in map(Decision, sorted(set(decisions.tolist())))
         ]
 
     def _act(self, found: Decided) -> None:

@@ -50,13 +50,14 @@ from bridge.wire import headers as h
 from bridge.wire.answers import ORIGINS_MAX, Answer, Outcome
 from bridge.wire.commands import key_sent_on, sent_on
 from timerstore.cancels.cancels import NO_ORIGIN
-from timerstore.cancels.commands import Decided, Decision, Effect
+from timerstore.cancels.commands import Decided, Decision
 from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.position import Bools, Int64s
 
 ANSWER_BYTES: Final = 600
 """Estimated bytes of the headers of an answer about one message, or of a command."""
 _OUTCOMES: Final = {
+    Decision.ACT: Outcome.CANCELLED,
     Decision.PASSED: Outcome.MOVED,
     Decision.LEFT: Outcome.DELIVERED,
     Decision.NOTHING: Outcome.NOT_PENDING,
@@ -128,6 +129,40 @@ class _Writing:
     letter_topics: Mapping[str, str]
     findings: Findings
     now_ms: int
+
+
+@dataclass(slots=True)
+class _Told:
+    """The outcomes of one move: the originals of its rows."""
+
+    origins: set[int] = field(default_factory=set)
+    fitting: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+    over: set[int] = field(default_factory=set)
+    dues: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def add(self, origin: int, due_ms: int | None, *, is_over: bool, fits: bool) -> None:
+        """A row of an original, with its new due time (None: it is unchanged)."""
+        self.origins.add(origin)
+        if not fits:
+            return
+        self.fitting.add(origin)
+        if due_ms is not None:
+            self.changed.add(origin)
+            self.dues[origin].add(due_ms)
+        if is_over:
+            self.over.add(origin)
+
+    def results(self) -> list[_Result]:
+        changed = self.changed - self.over
+        dues = set().union(*(self.dues[origin] for origin in changed)) - {h.NEVER_MS}
+        due_ms = next(iter(dues)) if len(dues) == 1 else None
+        parts = (
+            (Outcome.MOVED, changed, due_ms),
+            (Outcome.NOT_PENDING, self.fitting - self.over - changed, None),
+            (Outcome.UNKNOWN, self.origins - self.fitting, None),
+        )
+        return [_result(outcome, np.array(sorted(some)), due) for outcome, some, due in parts if some]
 
 
 class DueCommands:
@@ -207,9 +242,14 @@ class DueCommands:
         out = CommandOutput(ids=self.ids)
         writing = _Writing(out, own, letter_topics, findings, now_ms)
         replies: list[tuple[int, Answer]] = []
-        for number, made in decided:
-            n = self._at[key_of(number, made.effect.offset)]
-            for outcome, offsets, due_ms in self._act(n, made, writing):
+        numbered = [(self._at[key_of(number, made.effect.offset)], made) for number, made in decided]
+        moves = [(n, made) for n, made in numbered if made.decision is Decision.ACT and made.effect.is_move]
+        moved = iter(self._move(moves, writing) if moves else ())  # before all commands: these lie behind the copies
+        for n, made in numbered:
+            is_moved = made.decision is Decision.ACT and made.effect.is_move
+            results = next(moved) if is_moved else self._results(n, made, writing)
+            self._send_on(n, made, writing)
+            for outcome, offsets, due_ms in results:
                 is_nothing = outcome is Outcome.NOT_PENDING or (made.decision is Decision.PASSED and not len(offsets))
                 if is_nothing and made.effect.named is None and not self._is_home(n):
                     continue
@@ -230,81 +270,88 @@ class DueCommands:
 
     # ---- one command
 
-    def _act(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
-        """Write the output of one command, and return its results; none where other commands have the answer."""
-        effect, is_silent = each.effect, int(self._rows.keys[self.ids[n]]) in writing.findings.no_copy
+    def _results(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
+        """The results of one command that moves nothing; none where other commands have the answer."""
         if each.decision is Decision.SENT_ON:
-            if is_silent:
-                return [_result(Outcome.UNKNOWN, each.named)]
-            writing.out.to_delay_topics.append(self._sent_on(n, each.written.tolist()))
-            return []
-        if each.decision is not Decision.ACT:
-            # A pause of a message that does not recur.
-            is_kept = each.decision is Decision.UNCOPYABLE and self._due[n] >= h.NEXT_MS
-            return [_result(Outcome.NOT_PENDING if is_kept else _OUTCOMES[each.decision], each.named)]
-        results = self._move(n, each, writing) if effect.is_move else [_result(Outcome.CANCELLED, each.named)]
-        if len(each.behind) and not is_silent:
-            again = self._sent_on(n, each.written.tolist(), ends=not effect.is_move, is_answered=False)
-            writing.out.to_delay_topics.append(again)
-        return results
+            return [_result(Outcome.UNKNOWN, each.named)] if self._is_silent(n, writing) else []
+        # A pause of a message that does not recur.
+        is_kept = each.decision is Decision.UNCOPYABLE and self._due[n] >= h.NEXT_MS
+        return [_result(Outcome.NOT_PENDING if is_kept else _OUTCOMES[each.decision], each.named)]
 
-    def _move(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
-        """As `_act`, for a move by origin that acts. Raises Unplannable where it needs dead letters, and their topic
-        fails."""
-        row, effect, origin = int(self.ids[n]), each.effect, each.effect.origin[each.live]
-        moved, is_changed, is_over = self._moved(n, effect, each.live, writing.letter_topics)
-        fits = is_changed & effect.is_now
+    def _is_silent(self, n: int, writing: _Writing) -> bool:
+        """Whether no record can be written for a command."""
+        return int(self._rows.keys[self.ids[n]]) in writing.findings.no_copy
+
+    def _send_on(self, n: int, each: Decided, writing: _Writing) -> None:
+        """Write commands by origin in place of one, or behind copies of messages on which it acts."""
+        if not len(each.written) or self._is_silent(n, writing):
+            return
+        has_acted = each.decision is Decision.ACT
+        ends = has_acted and not each.effect.is_move
+        again = self._sent_on(n, each.written.tolist(), ends=ends, is_answered=not has_acted)
+        writing.out.to_delay_topics.append(again)
+
+    def _move(self, acting: Sequence[tuple[int, Decided]], writing: _Writing) -> list[list[_Result]]:
+        """Write the output of moves by origin that act, except commands. Returns the results of each. Raises Unplannable
+        where dead letters are needed, and their topic fails."""
+        out = writing.out
+        which = np.repeat(np.arange(len(acting)), [len(each.live) for _, each in acting])
+        row = self.ids[[n for n, _ in acting]][which]
+        origin = np.concatenate([each.effect.origin[each.live] for _, each in acting])
+        moved, is_changed, is_over = self._moved(acting, which, writing.letter_topics)
+        fits = is_changed & np.array([each.effect.is_now for _, each in acting])[which]
         if fits.any():
-            writing.out.released.append(_due_now(moved, fits, writing.now_ms))
+            out.released.append(_due_now(moved, fits, writing.now_ms))
         ids = np.flatnonzero(~fits)
-        is_copyable = writing.own().of(moved).copyable(ids) & (
-            int(self._rows.keys[row]) not in writing.findings.no_copy
-        )
+        keys = self._rows.keys[row]
+        is_copyable = writing.own().of(moved).copyable(ids) & ~np.isin(keys[ids], list(writing.findings.no_copy))
         unreadable = unreadable_copies(moved)
         refused = dict.fromkeys(ids[~is_copyable].tolist(), COPY_TOO_LARGE)
         refused |= {i: unreadable[i] for i in ids.tolist() if i in unreadable}
         copied = ids[~np.isin(ids, list(refused))]
         fits[copied] = True
         for batch in copies(moved, copied):
-            writing.out.to_delay_topics.append(replace(batch, ids=np.full(len(batch), row)))
+            out.to_delay_topics.append(replace(batch, ids=row[batch.ids]))
         if refused:
-            if waits := writing.own().without_letters(self._sources[n]):
-                raise Unplannable({self._sources[n]: waits})
-            cut = refused.keys() if int(self._rows.keys[row]) in writing.findings.cut else ()
+            for source in np.unique(moved.source[list(refused)]).tolist():
+                if waits := writing.own().without_letters(source):
+                    raise Unplannable({source: waits})
+            cut = [i for i in refused if int(keys[i]) in writing.findings.cut]
             for batch in dead_letters(moved, np.flatnonzero(~fits), refused, writing.letter_topics, cut):
-                writing.out.letters.append(replace(batch, ids=np.full(len(batch), row)))
-        writing.out.copied.append((moved.keys[copied], moved.payload.take(pa.array(copied))))
-        over, changed, fitting = (np.unique(origin[mask & fits]) for mask in (is_over, is_changed, fits))
-        changed = np.setdiff1d(changed, over)
-        rest, lost = np.setdiff1d(fitting, np.union1d(over, changed)), np.setdiff1d(origin, fitting)
-        if len(over):
-            writing.out.to_delay_topics.append(self._sent_on(n, over.tolist(), ends=True))
-        dues_ms = np.unique(moved.due[is_changed & fits & np.isin(origin, changed)])
-        due_ms = int(dues_ms[0]) if len(dues_ms) == 1 and dues_ms[0] != h.NEVER_MS else None
-        return [
-            result
-            for result in (
-                _result(Outcome.MOVED, changed, due_ms),
-                _result(Outcome.NOT_PENDING, rest),
-                _result(Outcome.UNKNOWN, lost),
-            )
-            if len(result[1])
-        ]
+                out.letters.append(replace(batch, ids=row[batch.ids]))
+        out.copied.append((moved.keys[copied], moved.payload.take(pa.array(copied))))
+        columns = (each.tolist() for each in (which, origin, is_changed, is_over, fits, moved.due))
+        told = [_Told() for _ in acting]
+        for i, offset, has_changed, has_ended, has_fit, due_ms in zip(*columns, strict=True):
+            told[i].add(offset, due_ms if has_changed else None, is_over=has_ended, fits=has_fit)
+        for (n, _), each in zip(acting, told, strict=True):
+            if each.over:
+                out.to_delay_topics.append(self._sent_on(n, sorted(each.over), ends=True))
+        return [each.results() for each in told]
 
     def _moved(
-        self, n: int, effect: Effect, live: Int64s, letter_topics: Mapping[str, str]
+        self, acting: Sequence[tuple[int, Decided]], which: Ids, letter_topics: Mapping[str, str]
     ) -> tuple[DueRows, Bools, Bools]:
-        """The rows that a move copies, with their new due times; a mask of those that it changes; a mask of those whose
-        schedules have ended. A pause or its end leaves non-recurring messages unchanged. A move of due messages to now
-        leaves their due times. No move changes held dead letters."""
-        payload = effect.payload.take(pa.array(live))
-        at, source = effect.rows.at[live], np.full(len(live), self._sources[n], dtype=np.int32)
-        rows = Rows(at=at, source=source, offset=effect.rows.offset[live], payload=payload)
+        """The rows that moves copy (`which` move each), with their new due times; a mask of those that are changed; a
+        mask of those whose schedules have ended. A pause or its end leaves non-recurring messages unchanged. A move of
+        due messages to now leaves their due times. No move changes held dead letters."""
+        begins = np.cumsum([0, *(len(each.effect.rows) for _, each in acting)])[:-1]
+        live = np.concatenate([begin + each.live for begin, (_, each) in zip(begins.tolist(), acting, strict=True)])
+        table = pa.Table.from_batches([each.effect.payload for _, each in acting]).combine_chunks()
+        payload = table.to_batches()[0].take(pa.array(live))
+        number = np.array([self._sources[n] for n, _ in acting], dtype=np.int32)
+        rows = Rows(
+            at=np.concatenate([each.effect.rows.at[each.live] for _, each in acting]),
+            source=number[which],
+            offset=np.concatenate([each.effect.rows.offset[each.live] for _, each in acting]),
+            payload=payload,
+        )
         is_letter = held_rows(DueRows(rows, self._rows.columns), letter_topics)
         column = {name: payload.column(name).to_pylist() for name in ("due", "schedule", "tick", "attempt")}
-        to_ms, now_ms = self._due[n], self._ts[n]
-        changed, over = np.zeros(len(live), np.bool_), np.zeros(len(live), np.bool_)
-        for i, text in enumerate(column["schedule"]):
+        changed, over = np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.bool_)
+        by = [acting[i][0] for i in which.tolist()]
+        for i, (text, n) in enumerate(zip(column["schedule"], by, strict=True)):
+            to_ms, now_ms = self._due[n], self._ts[n]
             if to_ms == h.AS_DUE_MS:
                 changed[i] = not is_letter[i] and text is None and column["due"][i] <= now_ms
                 continue
@@ -321,7 +368,7 @@ class DueCommands:
                 continue
             column["schedule"][i], column["due"][i] = after
             changed[i] = True
-        column["rolls"] = [0] * len(live)
+        column["rolls"] = [0] * len(rows)
         for name, values in column.items():
             index = payload.schema.get_field_index(name)
             field = payload.schema.field(index)
