@@ -100,7 +100,7 @@ class ChangeOptions:
                 say(f"{verb} of {self.id or self.origin} sent to {delay_topic}{remark}", err=True)
                 if replies is not None:
                     commands = [f"{record.topic()}/{record.partition()}/{record.offset()}" for record in taken]
-                    named = None if place is None else len(place[2])
+                    named = None if place is None else len(place[2]) // max(1, len(commands))
                     _report(self.id or self.origin or "", replies.wait(commands, (wait_ms or 0) / 1000, named))
 
     def move(self, verb: str, at_ms: int | None, after: timedelta | None) -> None:
@@ -110,7 +110,8 @@ class ChangeOptions:
             if place is None:
                 client.move(self.id or "", self.key, at=at_ms, after=after, everywhere=True, **about)
             else:
-                client.move_origin(*place, at=at_ms, after=after, **about)
+                for offset in place[2]:
+                    client.move_origin(place[0], place[1], offset, at=at_ms, after=after, **about)
 
         self.send(verb, command)
 

@@ -25,7 +25,6 @@ from bridge.stores.names import NamedPosition, SourceName
 from bridge.stores.search import Query
 from bridge.stores.stores import Life, Stores
 from bridge.wire.committed_state import CommittedState
-from bridge.wire.headers import MOVED_MAX
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
 from timerstore.operations.find import ORIGINALS_MAX
@@ -41,8 +40,8 @@ LATE_MS: Final = 60_000
 of it later, and clocks differ."""
 ANSWER_S: Final = 10.0
 
-Named = Sequence[tuple[SourceName, tuple[int, ...]]]
-"""Messages by the offsets of their originals, up to MOVED_MAX each."""
+Named = Sequence[tuple[SourceName, int]]
+"""Messages by the offsets of their originals."""
 
 log = structlog.get_logger("bridge.delivery.resuming")
 
@@ -131,17 +130,14 @@ class Resuming:
             return LOOK_S
         for future in wait(futures, ANSWER_S).not_done:
             future.cancel()  # the command is in the delay topic, and is carried out
-        count = sum(len(origins) for _, origins in named)
-        search.moved, search.after = search.moved + count, page.next
+        search.moved, search.after = search.moved + len(named), page.next
         if page.next is None:
             if search.moved:
                 log.info("messages-brought-forward", topic=name, messages=search.moved)
             search.number, search.moved = search.number + 1, 0
-        return max(0.0, count / self._rate - (self._clock.monotonic_s() - began_s))
+        return max(0.0, len(named) / self._rate - (self._clock.monotonic_s() - began_s))
 
 
-def _named(found: Mapping[SourceName, tuple[Int64s, Int64s]]) -> Iterable[tuple[SourceName, tuple[int, ...]]]:
+def _named(found: Mapping[SourceName, tuple[Int64s, Int64s]]) -> Iterable[tuple[SourceName, int]]:
     for source, (origins, _) in found.items():
-        distinct = list(dict.fromkeys(origins.tolist()))
-        for begin in range(0, len(distinct), MOVED_MAX):
-            yield source, tuple(distinct[begin : begin + MOVED_MAX])
+        yield from ((source, origin) for origin in dict.fromkeys(origins.tolist()))

@@ -29,7 +29,7 @@ from bridge.errors import BridgeError
 from bridge.stores.names import NamedPosition, SourceName
 from bridge.stores.search import Query
 from bridge.wire.answers import Answer, Outcome
-from bridge.wire.headers import MOVED_MAX, NAMED_MAX
+from bridge.wire.headers import NAMED_MAX
 from timerstore.errors import TimerStoreError
 from timerstore.operations.find import ORIGINALS_MAX
 
@@ -142,7 +142,7 @@ class Bulks:
 
 def _next_page(job: Job, after: NamedPosition | None) -> _Page:
     page = job.store.find_originals(job.query, job.now_ms(), after=after, limit=PAGE_ROWS)
-    orders, named_max = [], NAMED_MAX if job.due_ms is None else MOVED_MAX
+    orders, named_max = [], NAMED_MAX if job.due_ms is None else 1
     for source, (origin, due_ms) in page.found.items():
         is_old = origin < job.ends.get(source, 0)
         kept = origin[is_old if job.due_ms is None else is_old & (due_ms != job.due_ms)]
