@@ -160,11 +160,11 @@ class Loan:
         for source, mine in _by_source(keys):
             self._transaction(source).copied(offsets_of(keys[mine]), origin[mine], ids.take(pa.array(mine)))
 
-    def are_waited_for(self, origins: Int64s, now_ms: int) -> Bools:
+    def are_waited_for(self, origins: Int64s) -> Bools:
         """Mask of the originals (keys) for which the bridge has written commands that are not yet decided."""
         found: Bools = np.zeros(len(origins), np.bool_)
         for source, mine in _by_source(origins):
-            found[mine] = self._transaction(source).are_waited_for(offsets_of(origins[mine]), now_ms)
+            found[mine] = self._transaction(source).are_waited_for(offsets_of(origins[mine]))
         return found
 
     def refused(self, origins: Int64s) -> None:
@@ -177,7 +177,6 @@ class Loan:
         commands: Int64s,
         now_ms: int,
         passed: Mapping[int, int] = NONE,
-        first: Collection[int] = (),
         silent: Collection[int] = (),
     ) -> list[tuple[int, Decided]]:
         """As `Transaction.decide`, with keys in place of offsets; and the number of the partition of each."""
@@ -193,7 +192,6 @@ class Loan:
                         for key, other in passed.items()
                         if key >> OFFSET_BITS == source
                     },
-                    {key & OFFSET_MAX for key in first if key >> OFFSET_BITS == source},
                     {key & OFFSET_MAX for key in silent if key >> OFFSET_BITS == source},
                 )
             )

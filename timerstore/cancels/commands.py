@@ -27,7 +27,7 @@ whether it had acted on a copy above itself. A command by id becomes a command b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -154,7 +154,7 @@ def passed_over(effect: Effect, later: Effect, named: Int64s) -> list[Decided]:
     return [Decided(effect=effect, decision=each, live=_NONE, named=part) for each, part in parts if len(part)]
 
 
-def named_among(named: Int64s, some: Collection[int]) -> Bools:
+def named_among(named: Int64s, some: Container[int]) -> Bools:
     """Mask of the originals that are in a small set."""
     return np.array([each in some for each in within_reach(named).tolist()], dtype=np.bool_)
 
@@ -209,40 +209,6 @@ class InTransit:
         return effect.named[among(within_reach(effect.named), self._ordered)]
 
 
-class Waiting:
-    """Originals for which the bridge has written commands by origin that are not yet decided. Until then their missed
-    ticks wait. Commands written more than WAITING_MS_MAX ago no longer count: they may have been read as rejects."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, tuple[int, int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def add(self, origins: Int64s, now_ms: int) -> None:
-        """Count commands that are written now."""
-        for origin in origins.tolist():
-            count, _ = self._counts.get(origin, (0, 0))
-            self._counts[origin] = count + 1, now_ms + WAITING_MS_MAX
-
-    def remove(self, origins: Int64s) -> None:
-        """Count out commands that were decided."""
-        for origin in origins.tolist():
-            count, until_ms = self._counts.pop(origin, (0, 0))
-            if count > 1:
-                self._counts[origin] = count - 1, until_ms
-
-    def among(self, origins: Int64s, now_ms: int) -> Bools:
-        """Mask of the originals for which commands wait."""
-        until_ms = [self._counts.get(each, (0, 0))[1] for each in origins.tolist()]
-        return np.array(until_ms, np.int64) > now_ms
-
-    def forget(self, now_ms: int) -> None:
-        """Drop commands whose time is over."""
-        for key in [key for key, (_, until_ms) in self._counts.items() if until_ms <= now_ms]:
-            del self._counts[key]
-
-
 Id = tuple[int, int]
 """The digest of an id."""
 
@@ -254,8 +220,10 @@ class Commands:
         self.effects: dict[int, Effect] = {}
         """By the command's offset."""
         self.in_transit = InTransit()
-        self.waiting = Waiting()
-        self.recalling = Waiting()
+        self.sent_on: dict[int, int] = {}
+        """Originals for which the bridge has written commands by origin that are not yet decided, and the time (ms)
+        until which these count: later they may have been read as rejects. Missed ticks wait for them."""
+        self.recalling: dict[int, int] = {}
         """The same for recalls only: moves by id leave these originals to them."""
         self.bytes = 0
         self.wait_until_ms = AT_MAX
@@ -317,20 +285,20 @@ class Commands:
         copies.remove(read)
         self.in_transit.add_all(copies)
 
-    def note_written(
-        self, written: Sequence[tuple[bool, Int64s]], settled: Sequence[tuple[bool, Int64s]], now_ms: int
-    ) -> None:
-        """Note commands by origin that were written, and commands that were decided (`settled`): pairs of whether they
-        are moves, and their originals."""
-        for moves, originals in settled:
-            for waiting in (self.waiting,) if moves else (self.waiting, self.recalling):
-                waiting.remove(originals)
-        for moves, originals in written:
-            for waiting in (self.waiting,) if moves else (self.waiting, self.recalling):
-                waiting.add(originals, now_ms)
-        for waiting in (self.waiting, self.recalling):
-            if len(waiting):
-                waiting.forget(now_ms)
+    def note_written(self, written: Sequence[tuple[bool, Int64s]], settled: Iterable[Effect], now_ms: int) -> None:
+        """Note commands by origin that were written: whether they are moves, and their originals; and commands that
+        were decided (`settled`)."""
+        for effect in settled if self.sent_on else ():
+            for each in () if effect.named is None else within_reach(effect.named).tolist():
+                self.sent_on.pop(each, None)
+                if not effect.is_move:
+                    self.recalling.pop(each, None)
+        until_ms = now_ms + WAITING_MS_MAX
+        for is_move, originals in written:
+            self.sent_on |= dict.fromkeys(originals.tolist(), until_ms)
+            self.recalling |= {} if is_move else dict.fromkeys(originals.tolist(), until_ms)
+        self.sent_on = {each: until_ms for each, until_ms in self.sent_on.items() if until_ms > now_ms}
+        self.recalling = {each: until_ms for each, until_ms in self.recalling.items() if until_ms > now_ms}
 
 
 def _distinct(effects: Iterable[Effect]) -> Collection[Effect]:

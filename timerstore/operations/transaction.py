@@ -135,8 +135,8 @@ class Transaction:
         self._refused: list[Int64s] = []
         self._written: list[tuple[bool, Int64s]] = []
         """Commands by origin to write: whether they are moves, and their originals."""
-        self._settled: list[tuple[bool, Int64s]] = []
-        """The same of decided commands by origin that the bridge wrote."""
+        self._settled: list[Effect] = []
+        """Decided commands."""
 
     def due(self, until: Position) -> DueCounts:
         """The number of rows that a `take` up to a position would have, without limits."""
@@ -204,12 +204,12 @@ class Transaction:
         self._copied.append(offset)
         self._in_transit.add(origin, digests_or_zeros(ids))
 
-    def are_waited_for(self, origin: Int64s, now_ms: int) -> Bools:
+    def are_waited_for(self, origin: Int64s) -> Bools:
         """Mask of the originals for which the bridge has written commands that are not yet decided."""
         written: Bools = np.isin(origin, np.concatenate([EMPTY.offset, *(origins for _, origins in self._written)]))
         with self._state.lock:
-            waiting = self._state.commands.waiting
-            return written | waiting.among(origin, now_ms) if len(waiting) else written
+            sent_on = self._state.commands.sent_on
+            return written | named_among(origin, sent_on) if sent_on else written
 
     def refused(self, origin: Int64s) -> None:
         """Note originals whose copies were read as rejects, and so are no longer in transit."""
@@ -220,7 +220,6 @@ class Transaction:
         commands: Int64s,
         now_ms: int,
         passed: Mapping[int, int] = NONE,
-        first: Collection[int] = (),
         silent: Collection[int] = (),
     ) -> list[Decided]:
         """Decide commands among the handed out rows at `now_ms`. Returns the decisions: for a command that names
@@ -228,8 +227,7 @@ class Transaction:
         by origin needs a copy of each of its rows.
 
         `commands` are the offsets, in order. `passed` maps a move to the one among these that acts in its place: it
-        names the same originals, or the same id. `first` are commands by origin that a client wrote. For the `silent`,
-        no command can be written."""
+        names the same originals, or the same id. For the `silent`, no command can be written."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -243,9 +241,8 @@ class Transaction:
                     continue
                 by_origin = [effect for effect in effects if effect.named is not None]
                 judged = dict(zip([each.offset for each in by_origin], self._judged(by_origin), strict=True))
+                self._settled += effects
                 for effect in effects:
-                    if effect.named is not None and effect.offset not in first:
-                        self._settled.append((effect.is_move, within_reach(effect.named)))
                     later = unfinished.get(passed.get(effect.offset, -1))
                     later = None if later is None or later.is_too_many else later
                     for result in (
@@ -330,7 +327,7 @@ class Transaction:
         """Whether a move to now, or a recall that was sent earlier, takes any of these originals."""
         cancels = self._state.cancels
         recalled = cancels.recalled(cancels.tombstones.lookup(), named, named)
-        recalled |= self._state.commands.recalling.among(within_reach(named), self._decided_ms)
+        recalled |= named_among(named, self._state.commands.recalling)
         return bool((recalled | named_among(named, self._hurried)).any())
 
     def _pending_of_id(self, effect: Effect) -> tuple[Int64s, int]:
@@ -463,7 +460,14 @@ class Transaction:
             state.pending.remove(tally_timers(at, table.take(pa.array(index))))
             state.cancels.add_decided(is_move, origin, offset, at, self._decided_ms)
             state.cancels.cancelled += sum(len(live) for effect, live in lives if not effect.is_move)
-        if not (len(self._copied) > 1 or self._written or self._settled or self._refused or commands.effects):
+        if not (
+            len(self._copied) > 1
+            or self._written
+            or self._settled
+            or self._refused
+            or commands.effects
+            or commands.sent_on
+        ):
             return
         commands.note_copied(
             np.concatenate(self._copied), self._in_transit, np.concatenate([EMPTY.offset, *self._loan.copies_read])

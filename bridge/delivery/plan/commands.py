@@ -211,13 +211,6 @@ class DueCommands:
                 later |= {seqs[n]: seqs[last] for n in older}
         return later
 
-    def first(self) -> frozenset[int]:
-        """Commands by origin, packed, that are the clients' own records."""
-        seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
-        return frozenset(
-            seqs[n] for n, said in enumerate(self._headers) if ids[n] is None and h.COPY_FORWARDED not in said
-        )
-
     def named_elsewhere(self) -> Iterator[tuple[int, str]]:
         """Commands by an origin of another partition: their rows, and the topics in those origins."""
         origins = self._rows.column("origin", self.ids)

@@ -314,8 +314,8 @@ def test_one_that_acts_in_place_of_what_was_on_its_way_does_not_wait_for_it(rig:
     rig.ingest()
     transaction, rows = take(rig)
     older, later = rows.offset.tolist()
-    rig.store.state.commands.waiting.add(np.zeros(1, np.int64), NOW_MS)
-    decided = transaction.decide(rows.offset, NOW_MS, {older: later}, first=[later])
+    rig.store.state.commands.sent_on[0] = FAR_MS
+    decided = transaction.decide(rows.offset, NOW_MS, {older: later})
     assert [each.decision for each in decided] == [Decision.PASSED, Decision.ACT]
 
 
@@ -803,9 +803,9 @@ def test_a_finished_command_has_acted_on_every_pending_row_below_it(rig: Rig) ->
     rig.ingest()
     write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 1, origin=0)
     rig.ingest()
-    rig.store.state.commands.waiting.add(np.zeros(1, np.int64), NOW_MS)
+    rig.store.state.commands.sent_on[0] = FAR_MS
     transaction, rows = take(rig)
-    decided = transaction.decide(rows.offset, NOW_MS, first=rows.offset.tolist())
+    decided = transaction.decide(rows.offset, NOW_MS)
     assert [each.decision for each in decided] == [Decision.ACT]
     write(rig, FAR_MS + 1, origin=0)
     rig.commit(transaction, [rows])
