@@ -110,12 +110,14 @@ class TimerStore:
 
     def begin(self, now_ms: int = AT_MIN) -> Transaction:
         """Start a transaction: one at a time, and only when the log is ingested up to its committed O (invariant I6).
+        `now_ms` bounds the wait of commands by id.
         Raises Misuse before; after a failed change, as every method that changes the store, Inconsistent."""
         with self.state.lock:
             if not self.is_caught_up():
                 raise Misuse("no transaction begins before ingest has reached the committed offset", code="DB-7003")
             with self.state.changing_between_transactions():
-                self.state.commands.give_up(now_ms)
+                if self.state.is_unread():
+                    self.state.commands.give_up(now_ms)
                 return Transaction(self.state)
 
     def is_caught_up(self) -> bool:

@@ -35,7 +35,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from timerstore.cancels.digests import Digests, concat_digests
+from timerstore.cancels.digests import Digests, concat_digests, digests_or_zeros
 from timerstore.rows.entry import UNCOPYABLE
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Bools, Int64s, Positions
 
@@ -241,11 +241,15 @@ class Commands:
         if now_ms >= self.wait_until_ms or sum(each.named is None for each in self.effects.values()) > WAITING_MAX:
             self.wait_until_ms = AT_MIN
 
-    def note_read(self, origins: Int64s, ids: Digests) -> None:
-        """Note copies that were read while commands by id wait, above them."""
-        for effect in _distinct(each for each in self.effects.values() if each.named is None):
+    def note_read(self, offset: Int64s, origin: Int64s, ids: pa.Array) -> None:
+        """Note copies that were read above commands by id."""
+        by_id = _distinct(each for each in self.effects.values() if each.named is None)
+        if not (by_id and len(offset)):
+            return
+        keys = digests_or_zeros(ids)
+        for effect in by_id:
             hi, lo = effect.id
-            effect.copied.add(origins[(ids.hi == hi) & (ids.lo == lo)])
+            effect.copied.add(origin[(keys.hi == hi) & (keys.lo == lo) & (offset > effect.offset)])
 
     def take_in(
         self, effects: Sequence[Effect], finished: Callable[[Positions], Bools], now_ms: int, *, is_unread: bool
@@ -302,8 +306,11 @@ class Commands:
 
 
 def _distinct(effects: Iterable[Effect]) -> Collection[Effect]:
-    """One effect for each set of effects that share their rows and `copied`."""
-    return {id(effect.copied): effect for effect in effects}.values()
+    """The first effect of each set of effects that share their rows and `copied`."""
+    first = dict[int, Effect]()
+    for effect in effects:
+        first.setdefault(id(effect.copied), effect)
+    return first.values()
 
 
 def among(wanted: Int64s, ordered: Int64s) -> Bools:

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from timerstore.cancels.cancels import Judged, Known
 from timerstore.cancels.commands import Effect
-from timerstore.cancels.digests import digests_or_zeros
 from timerstore.cancels.effects import NoRoom, effects_of
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Closed, Misuse
@@ -113,10 +112,9 @@ class StoreIngest:
                 read = state.commands.in_transit.remove(origin)
                 if state.loan is not None:
                     state.loan.copies_read.append(read)
-                if was_unread and len(copies):
-                    ids = batch.payload.column("id").take(pa.array(copies))
-                    state.commands.note_read(origin, digests_or_zeros(ids))
                 state.commands.take_in(effects, resident.finished, now_ms, is_unread=state.is_unread())
+                ids = batch.payload.column("id").take(pa.array(copies))
+                state.commands.note_read(batch.rows.offset[copies], origin, ids)
             if was_unread:
                 state.commands.give_up(now_ms)
             first_ms = int(new.rows.at[0]) if len(new) else AT_MAX
