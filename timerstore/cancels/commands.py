@@ -243,11 +243,8 @@ class Commands:
 
     def note_read(self, offset: Int64s, origin: Int64s, ids: pa.Array) -> None:
         """Note copies that were read above commands by id."""
-        by_id = _distinct(each for each in self.effects.values() if each.named is None)
-        if not (by_id and len(offset)):
-            return
         keys = digests_or_zeros(ids)
-        for effect in by_id:
+        for effect in _distinct(each for each in self.effects.values() if each.named is None):
             hi, lo = effect.id
             effect.copied.add(origin[(keys.hi == hi) & (keys.lo == lo) & (offset > effect.offset)])
 

@@ -34,6 +34,8 @@ class Overtaken:
 
     def count_due(self, now_ms: int, below: int = OFFSET_MAX) -> int:
         """The number of rows in front of the first one that is not due, or not `below` an offset."""
+        if not len(self):
+            return 0
         early = np.flatnonzero(self._rows.at > now_ms)
         # A replace may be two rows of one offset, a cancel and the timer: O passes both or none.
         return int(np.searchsorted(self._rows.offset, min([below, *self._rows.offset[early[:1]].tolist()])))

@@ -113,8 +113,9 @@ class StoreIngest:
                 if state.loan is not None:
                     state.loan.copies_read.append(read)
                 state.commands.take_in(effects, resident.finished, now_ms, is_unread=state.is_unread())
-                ids = batch.payload.column("id").take(pa.array(copies))
-                state.commands.note_read(batch.rows.offset[copies], origin, ids)
+                if len(copies) and state.commands.effects:
+                    ids = batch.payload.column("id").take(pa.array(copies))
+                    state.commands.note_read(batch.rows.offset[copies], origin, ids)
             if was_unread:
                 state.commands.give_up(now_ms)
             first_ms = int(new.rows.at[0]) if len(new) else AT_MAX
