@@ -285,8 +285,8 @@ class DueCommands:
         writing.out.to_delay_topics.append(again)
 
     def _move(self, acting: Sequence[tuple[int, Decided]], writing: _Writing) -> list[list[_Result]]:
-        """Write the output of moves by origin that act, except commands. Returns the results of each. Raises Unplannable
-        where dead letters are needed, and their topic fails."""
+        """Write the output of moves by origin that act, except commands behind copies. Returns the results of each.
+        Raises Unplannable where dead letters are needed, and their topic fails."""
         out = writing.out
         which = np.repeat(np.arange(len(acting)), [len(each.live) for _, each in acting])
         row = self.ids[[n for n, _ in acting]][which]

@@ -421,6 +421,25 @@ def test_of_moves_by_one_id_that_wait_together_the_last_acts(
     assert delivered[h.DUE] == str(BEGIN_MS + 7_200_000 + 1_000 * (moves - 1)).encode()
 
 
+def test_commands_lie_behind_the_copies_of_their_transaction(chain: Chain) -> None:
+    """A command by id acts on the copy of a move that is decided after it; that move has its own new time."""
+    for minutes in (60, 90):
+        chain.send([(h.FOR, f"{minutes}m".encode()), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")])
+    chain.run()
+    chain.send(cancel_headers("m", reply_to=ANSWERS), None)
+    for n, hours in ((0, 2), (1, 3)):
+        chain.send(move_origin_headers(f"{DELAY}/0/{n}", after=timedelta(hours=hours), reply_to=ANSWERS), None)
+    chain.run()
+    written = [dict(each.headers) for each in chain.log[5:]]
+    dues = [BEGIN_MS + hours * 3_600_000 for hours in (2, 3)]
+    assert [int(each[h.COPY_DUE] or 0) for each in written[:2]] == dues
+    assert [each[h.CANCEL_ORIGIN] for each in written[2:]] == [f"{DELAY}/0/{n}".encode() for n in (0, 1)]
+    chain.run(3, step_ms=10)
+    assert chain.told() == {f"{DELAY}/0/2": ["cancelled"] * 2, f"{DELAY}/0/3": ["moved"], f"{DELAY}/0/4": ["moved"]}
+    chain.run(2, step_ms=4 * 3_600_000)
+    assert not chain.out[ORDERS]
+
+
 def sends_large(chain: Chain) -> int:
     """A message that the delay topic has taken compressed: its copy would be too large. Its offset."""
     return chain.send([(h.FOR, b"1m"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")], b"v" * 995_000)
