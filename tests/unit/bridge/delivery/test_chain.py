@@ -422,7 +422,7 @@ def test_of_moves_by_one_id_that_wait_together_the_last_acts(
 
 
 def test_commands_lie_behind_the_copies_of_their_transaction(chain: Chain) -> None:
-    """A command by id acts on the copy of a move that is decided after it; that move has its own new time."""
+    """So commands of an id reach messages that moves of the same transaction have moved. Each move is answered."""
     for minutes in (60, 90):
         chain.send([(h.FOR, f"{minutes}m".encode()), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")])
     chain.run()
