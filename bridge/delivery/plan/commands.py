@@ -155,8 +155,8 @@ class _Told:
 
     def results(self) -> list[_Result]:
         changed = self.changed - self.over
-        dues = set().union(*(self.dues[origin] for origin in changed)) - {h.NEVER_MS}
-        due_ms = next(iter(dues)) if len(dues) == 1 else None
+        dues = set().union(*(self.dues[origin] for origin in changed))
+        due_ms = next(iter(dues)) if len(dues) == 1 and h.NEVER_MS not in dues else None
         parts = (
             (Outcome.MOVED, changed, due_ms),
             (Outcome.NOT_PENDING, self.fitting - self.over - changed, None),
