@@ -59,7 +59,7 @@ COPY release/entrypoint.sh /usr/local/bin/entrypoint
 # Made once, not at each start: Spark's classes in an archive that this very JVM maps, and the bytecode of all Python
 # modules that are used.
 RUN cd /tmp && /opt/delay-bridge/bin/python -m bridge.install.class_archive install \
- && /opt/delay-bridge/bin/python -c 'import bridge.api.application, bridge.api.server, bridge.runtime.app, bridge.commands.cli, urllib.request' \
+ && /opt/delay-bridge/bin/python -c 'import bridge.api.application, bridge.http.server, bridge.runtime.app, bridge.commands.cli, urllib.request' \
  && rm -rf /tmp/*
 ENV PATH=/opt/delay-bridge/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from bridge.api.filters import Filters
 from bridge.commands.api_client import ApiClient
 from bridge.commands.export import export_batches
 from bridge.errors import ConfigurationError
@@ -26,18 +27,7 @@ SCHEMA: Final = """
     target string, target_partition int, key binary, id string, rolls int, attempts int, reason string,
     headers array<struct<key: string, value: binary>>, value binary
 """
-FILTERS: Final = (
-    "id",
-    "origin",
-    "key",
-    "key_base64",
-    "target",
-    "due_from",
-    "due_until",
-    "at_from",
-    "at_until",
-    "state",
-)
+FILTERS: Final = tuple(Filters.model_fields)
 OPTIONS: Final = ("url", "user", "password_file", "certificate_file", "timeout", *FILTERS)
 TIMEOUT_S: Final = 30.0
 
@@ -80,8 +70,9 @@ class PendingReader(DataSourceReader):
         files: dict[str, Any] = {name: Path(self._options[name]) for name in OPTIONS[2:4] if name in self._options}
         http = HttpSettings.model_construct(user=self._options.get("user"), **files)
         api = ApiClient(http, self._options["url"], float(self._options.get("timeout", TIMEOUT_S)))
-        filters: list[tuple[str, str]] = [(name, self._options[name]) for name in FILTERS[:-1] if name in self._options]
-        filters += [("state", state.strip()) for state in self._options.get("state", "").split(",") if state.strip()]
+        filters: dict[str, Any] = {name: self._options[name] for name in FILTERS if name in self._options}
+        if "state" in filters:
+            filters["state"] = [state.strip() for state in filters["state"].split(",") if state.strip()]
         for batch in export_batches(api, filters):
             if batch.num_rows:
                 yield batch

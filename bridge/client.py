@@ -77,7 +77,8 @@ class DelayClient:
         `replace` cancels earlier messages with this id (and the same key). `partition` is one of the target.
 
         Returns at once, and waits only for a full queue of the producer. `on_delivery` reports whether the delay topic
-        has accepted the record; without it, `flush` does. Raises ValueError for a message that the bridge would reject.
+        has accepted the record; without it, `flush` does. Raises ValueError for a message that the bridge would reject,
+        and EnvironmentFailure for a record that the producer refuses at once, for instance for its size.
         """
         own = _own(headers)
         control = timer_headers(
@@ -281,6 +282,11 @@ class DelayClient:
                 self.producer.produce(self.delay_topic, value, key, partition, done, headers=headers)
             except BufferError:
                 self.producer.poll(_POLL_S)  # this ends: every record leaves the queue after its message time-out
+            except KafkaException as refused:  # by the producer itself: too large, or for a partition that it lacks
+                error = refused.args[0]
+                raise EnvironmentFailure(
+                    f"{self.delay_topic} did not take the record: {error.str()}", hint=remedy_of(error), code="DB-1004"
+                ) from None
             else:
                 self.producer.poll(0)
                 return
@@ -307,6 +313,8 @@ def remedy_of(refusal: KafkaError) -> str:
     """The remedy for a record that the delay topic has refused."""
     if refusal.code() in _NOWHERE:
         return "Correct the topic or the partition: it does not exist."
+    if refusal.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return "Make it smaller, or raise message.max.bytes of the producer and max.message.bytes of the topic."
     return "Send it again: it is not in the delay topic."
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from itertools import pairwise
 from typing import Annotated, Any, Final
@@ -17,24 +16,25 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridge import __version__
-from bridge.api import export, files, models
+from bridge.api import files, models
 from bridge.api.actions.messages import add_message_actions
 from bridge.api.actions.targets import add_target_actions
-from bridge.api.dead_letters.models import LetterFilters, LetterPageFilters
 from bridge.api.dead_letters.routes import add_dead_letters
+from bridge.api.export import add_export
+from bridge.api.filters import Filters
 from bridge.api.guard import ACTION, Guard
-from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.peers.client import Peers
 from bridge.api.peers.fan_out import FanOut
 from bridge.api.problems import Problem, not_ready
-from bridge.api.routing import NOT_FOUND, PLACE, PREFIX, REFUSALS, Asked, Place, checked
+from bridge.api.routing import NOT_FOUND, PLACE, REFUSALS, Asked, Place, checked
 from bridge.api.schedules import add_schedules
-from bridge.api.source import Overview, PauseControl, PendingMessages, Source
+from bridge.api.source import PREFIX, Overview, PauseControl, PendingMessages, Source
 from bridge.delivery.targets.target import TargetReport
+from bridge.http.logins import Logins
+from bridge.http.protection import Protection
+from bridge.http.workers import Unavailable
 from bridge.stores import search
 from bridge.telemetry.health import Phase
-from bridge.telemetry.http import Protection
-from bridge.telemetry.logins import Logins
 from bridge.telemetry.metrics import TIME_TO_GO
 from bridge.wire.headers import origin_text
 from timerstore.errors import TimerStoreError
@@ -57,16 +57,6 @@ ACTION_HEADER: Final = {
     "description": "Proves that the request does not come from a page of another site.",
     "schema": {"type": "string", "enum": ["1"]},
 }
-_PARAMETERS: Final[Mapping[str, Collection[str]]] = {
-    "/messages": models.PageFilters.model_fields,
-    "/schedules": models.PageFilters.model_fields,
-    "/count": models.Filters.model_fields,
-    "/export": models.Filters.model_fields,
-    "/timeline": models.Edges.model_fields,
-    "/dead-letters": LetterPageFilters.model_fields,
-    "/dead-letters/count": LetterFilters.model_fields,
-}
-"""The parameters by path, for the answer to a misspelled one."""
 
 log = structlog.get_logger("bridge.api.application")
 
@@ -134,7 +124,6 @@ class _Api(FastAPI):
 
 def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
     """The API without its guard."""
-    source, exports = asked.source, export.Exports()
     app = _Api(
         protection,
         title="Delay bridge",
@@ -149,6 +138,25 @@ def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
         dependencies=[Depends(_once)],
     )
 
+    for add in (
+        _add_states,
+        _add_messages,
+        add_export,
+        add_message_actions,
+        add_target_actions,
+        add_dead_letters,
+        add_schedules,
+    ):
+        add(app, asked)
+    for kind in (Problem, Unavailable, RequestValidationError, HTTPException, TimerStoreError, Exception):
+        app.add_exception_handler(kind, _answer)
+    return app
+
+
+def _add_states(app: FastAPI, asked: Asked) -> None:
+    """The routes about the bridge and its targets."""
+    source = asked.source
+
     @app.get(f"{PREFIX}/summary", operation_id="summary", response_model_exclude_unset=True)
     async def summary() -> models.Summary:
         """Totals of the pending messages, and the state of the bridge."""
@@ -156,6 +164,16 @@ def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
         if overview is None:
             raise not_ready(source.phase())
         return _summary(overview, source.phase(), is_writable=asked.is_writable)
+
+    @app.get(f"{PREFIX}/targets", operation_id="targets", response_model_exclude_unset=True)
+    async def targets() -> models.TargetStates:
+        """The recently used targets, failing ones first."""
+        reports = await asked.workers.run(source.targets)
+        return models.TargetStates(targets=[_target(report, source.pauses()) for report in reports])
+
+
+def _add_messages(app: FastAPI, asked: Asked) -> None:
+    """The questions about pending messages."""
 
     @app.get(f"{PREFIX}/messages", operation_id="messages", response_model_exclude_unset=True)
     async def messages(filters: Annotated[models.PageFilters, Query()]) -> models.Messages:
@@ -171,19 +189,18 @@ def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
     )
     async def message(place: Place) -> models.MessageDetail:
         """One message, by its origin: topic, partition and offset of its first record."""
-        query = asked.marked(search.Query(origin=place, states=frozenset(PendingState)))
-        row = await asked.ask(lambda store: _one(store, query, source.now_ms()))
+        query = asked.query(origin=place, states=frozenset(PendingState))
+        row = await asked.ask(lambda store: _one(store, query, asked.source.now_ms()))
         if row is None:
             detail = f"{origin_text(*place)} is not pending here: it is finished, was never a message, or "
             raise Problem(HTTPStatus.NOT_FOUND, detail + "belongs to a partition of another instance.")
-        return models.MessageDetail.of_all(row, show_payloads=asked.show_payloads)
+        whole = models.bulk(row.headers, row.value, show_payloads=asked.show_payloads)
+        return models.MessageDetail.of(row, **whole)
 
     @app.get(f"{PREFIX}/count", operation_id="count", response_model_exclude_unset=True)
-    async def count(filters: Annotated[models.Filters, Query()]) -> models.Counted:
+    async def count(filters: Annotated[Filters, Query()]) -> models.Counted:
         """The number of matching messages."""
-        query = asked.marked(checked(filters.query))
-        matching = await asked.ask(lambda store: store.count_where(query, source.now_ms()))
-        return models.Counted(count=matching.rows, exact=matching.is_exact)
+        return await asked.count(asked.query(**checked(filters.values)))
 
     @app.get(f"{PREFIX}/timeline", operation_id="timeline", response_model_exclude_unset=True)
     async def timeline(wanted: Annotated[models.Edges, Query()]) -> models.Timeline:
@@ -193,44 +210,20 @@ def unguarded_application(asked: Asked, protection: Protection) -> FastAPI:
         *counts, after = (b - a for a, b in pairwise(until))
         return models.Timeline(before=until[0], counts=counts, after=after)
 
-    @app.get(
-        export.PATH,
-        operation_id="export",
-        response_class=export.ArrowStream,
-        responses={200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
-    )
-    async def export_messages(request: Request, filters: Annotated[models.Filters, Query()]) -> export.ArrowStream:
-        """All matching messages of one moment, unordered, as an Arrow IPC stream. The last batch has no rows; its
-        metadata has the number of messages as `rows`, and the instances without an answer as `incomplete`."""
-        query, store, others = asked.marked(checked(filters.query)), source.pending(), asked.others(request)
-        if store is None and others is None:
-            raise not_ready(source.phase())
-        begin = None
-        if store is not None:
-            begin = partial(store.export, query, source.now_ms(), bulky=asked.show_payloads)
-        return exports.answer(begin, others, f"{export.PATH}?{request.url.query}")
-
-    @app.get(f"{PREFIX}/targets", operation_id="targets", response_model_exclude_unset=True)
-    async def targets() -> models.TargetStates:
-        """The recently used targets, failing ones first."""
-        pauses = source.pauses()
-        used = {report.name: report for report in await asked.workers.run(source.targets)}
-        unused = [TargetReport(name=name, partitions=0) for name in sorted(pauses.names() - used.keys())]
-        return models.TargetStates(targets=[_target(report, pauses) for report in (*unused, *used.values())])
-
-    for add in (add_message_actions, add_target_actions, add_dead_letters, add_schedules):
-        add(app, asked)
-    for kind in (Problem, RequestValidationError, HTTPException, TimerStoreError, Exception):
-        app.add_exception_handler(kind, _answer)
-    return app
-
 
 async def _once(request: Request) -> None:
     """Refuse a parameter that is given twice, unless it is a list: one value would be ignored."""
     counts = Counter(name for name, _ in request.query_params.multi_items())
-    twice = sorted(name for name, n in counts.items() if n > 1 and name not in ("state", "edge", "reason"))
-    if twice:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"{', '.join(twice)[:200]}: give it once.")
+    if counts and max(counts.values()) > 1:
+        lists = [name for name, schema in _parameters(request).items() if schema.get("type") == "array"]
+        if twice := sorted(name for name, n in counts.items() if n > 1 and name not in lists):
+            raise Problem(HTTPStatus.BAD_REQUEST, f"{', '.join(twice)[:200]}: give it once.")
+
+
+def _parameters(request: Request) -> dict[str, dict[str, Any]]:
+    """The schemas of the parameters of a question, by name."""
+    path = request.app.openapi()["paths"].get(request.url.path, {})
+    return {each["name"]: each["schema"] for each in path.get("get", {}).get("parameters", ())}
 
 
 async def _answer(request: Request, error: Exception) -> JSONResponse:
@@ -241,13 +234,15 @@ def _problem(request: Request, error: Exception) -> Problem:
     match error:
         case Problem():
             return error
+        case Unavailable():
+            return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         case RequestValidationError():
             if any(fault["type"] == "json_invalid" for fault in error.errors()):
                 return Problem(HTTPStatus.BAD_REQUEST, NO_JSON)
             faults = [
                 f"{'.'.join(map(str, fault['loc'][1:])) or fault['loc'][0]}: {fault['msg']}" for fault in error.errors()
             ]
-            parameters = ", ".join(_PARAMETERS.get(request.url.path.removeprefix(PREFIX), ()))
+            parameters = ", ".join(_parameters(request))
             detail = f"{'; '.join(faults)[:1000]}.{parameters and f' The parameters are: {parameters}.'}"
             return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         case HTTPException(status_code=404):
@@ -267,27 +262,6 @@ def _problem(request: Request, error: Exception) -> Problem:
     return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "This is a bug of the bridge: its log has the details.")
 
 
-def _target(report: TargetReport, pauses: PauseControl) -> models.TargetState:
-    pause = report.pause
-    paused = (
-        {}
-        if pause is None
-        else {"pause": models.PauseState(since=pause.changed_ms, until=pause.until_ms, reason=pause.why)}
-    )
-    return models.TargetState(
-        name=report.name,
-        partitions=report.partitions,
-        failing_partitions=report.failing_partitions,
-        reason=None if report.reason is None else str(report.reason),
-        detail=report.detail,
-        open_breakers=report.open_breakers,
-        retry_in_s=None if report.retry_s is None else round(report.retry_s, 1),
-        paused=report.name in pauses.names(),
-        pausable=not pauses.owns(report.name),
-        **paused,
-    )
-
-
 def _one(store: PendingMessages, query: search.Query, now_ms: int) -> search.PendingRow | None:
     after = None
     for _ in range(PAGES_MAX):
@@ -301,46 +275,27 @@ def _one(store: PendingMessages, query: search.Query, now_ms: int) -> search.Pen
     raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)
 
 
+def _target(report: TargetReport, pauses: PauseControl) -> models.TargetState:
+    pause = {} if report.pause is None else {"pause_in_force": report.pause}
+    return models.TargetState.of(report, paused=bool(pause), pausable=not pauses.owns(report.name), **pause)
+
+
 def _summary(overview: Overview, phase: Phase, *, is_writable: bool) -> models.Summary:
     gauges = overview.gauges
-    return models.Summary(
+    by_time = zip(TIME_TO_GO, gauges.pending_by_time_to_go, strict=True)
+    return models.Summary.of(
+        overview,
+        gauges,
+        phase,
         writable=is_writable,
-        now=overview.now_ms,
-        phase=phase.name,
-        ready=phase.ready,
-        reasons=list(phase.reasons),
-        reader=phase.reader,
-        pending=gauges.pending_total,
-        schedules=gauges.schedules,
-        overdue=overview.overdue,
-        oldest_overdue_s=gauges.oldest_overdue_s,
-        next_at=overview.next_at_ms,
-        lateness=None if overview.lateness is None else models.Lateness.of(overview.lateness),
-        by_target=dict(overview.by_target),
-        by_time_to_go=[
-            models.TimeToGo(until=until, pending=pending)
-            for until, pending in zip(TIME_TO_GO, gauges.pending_by_time_to_go, strict=True)
-        ],
+        by_time_to_go=[{"until": until, "pending": pending} for until, pending in by_time],
         partitions=[
-            models.PartitionState(
-                topic=topic, partition=partition, lag=lag, behind_s=overview.behind_s.get((topic, partition), 0.0)
-            )
-            for (topic, partition), lag in sorted(gauges.consumer_lag.items())
+            {"topic": place[0], "partition": place[1], "lag": lag, "behind_s": overview.behind_s.get(place, 0.0)}
+            for place, lag in sorted(gauges.consumer_lag.items())
         ],
-        retention_headroom_s=dict(gauges.retention_headroom_s),
-        disk=models.Disk(
-            bytes=gauges.disk_bytes,
-            free_bytes=gauges.disk_free_bytes,
-            segments=gauges.segments,
-            segment_bytes=gauges.segment_bytes,
-            full=gauges.disk_full,
-        ),
-        failing=[
-            models.FailingTarget(name=name, reason=reason, partitions=partitions)
-            for (name, reason), partitions in sorted(gauges.failing.items())
-        ],
+        failing=[{"name": n, "reason": r, "partitions": count} for (n, r), count in sorted(gauges.failing.items())],
         paused=[
-            models.PausedTarget(name=name, paused_s=round(paused_s, 1))
+            {"name": name, "paused_s": paused_s}
             for name, paused_s in sorted(gauges.paused_s.items(), key=lambda item: -item[1])
         ],
     )

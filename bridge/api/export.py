@@ -12,24 +12,27 @@ import io
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Annotated, Final
 
 import pyarrow as pa
 import structlog
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from bridge.api.guard import Workers
+from bridge.api.filters import Filters
 from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.peers.client import THIS, Peers, Reply
 from bridge.api.peers.export import Everywhere
-from bridge.api.problems import Problem
-from bridge.api.source import BatchStream
+from bridge.api.problems import Problem, not_ready
+from bridge.api.routing import Asked, checked
+from bridge.api.source import EXPORT, BatchStream
+from bridge.http.workers import Unavailable, Workers
 from bridge.stores.search import EMPTY, SCHEMA
 from timerstore.errors import TimerStoreError
 
-PATH: Final = "/api/v1/export"
 EXPORTS_MAX: Final = 2
 """Exports at a time: each keeps files open and rows in memory."""
 STALL_S: Final = 30.0
@@ -64,16 +67,43 @@ class Exports:
         async def here() -> BatchStream | None:
             return None if begin is None else await self.workers.run(begin)
 
-        export, replies = await asyncio.gather(here(), others.open(target) if others is not None else _nobody())
+        async def there() -> list[Reply]:
+            return [] if others is None else await others.open(target)
+
+        mine, theirs = asyncio.create_task(here()), asyncio.create_task(there())
+        await asyncio.wait((mine, theirs))
+        replies = theirs.result()
         streams = [reply for reply in replies if reply.stream is not None]
+        try:
+            export = mine.result()
+        except Exception:
+            Everywhere(None, streams).close()
+            raise
         silent = [reply.url for reply in replies if reply.stream is None] + ([THIS] if export is None else [])
         if export is None and not streams:
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No instance knows its pending messages now. Try again.")
         return _Stream(Everywhere(export, streams), silent)
 
 
-async def _nobody() -> list[Reply]:
-    return []
+def add_export(app: FastAPI, asked: Asked) -> None:
+    exports = Exports()
+
+    @app.get(
+        EXPORT,
+        operation_id="export",
+        response_class=ArrowStream,
+        responses={200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+    )
+    async def export_messages(request: Request, filters: Annotated[Filters, Query()]) -> ArrowStream:
+        """All matching messages of one moment, unordered, as an Arrow IPC stream. The last batch has no rows; its
+        metadata has the number of messages as `rows`, and the instances without an answer as `incomplete`."""
+        query, store, others = asked.query(**checked(filters.values)), asked.source.pending(), asked.others(request)
+        if store is None and others is None:
+            raise not_ready(asked.source.phase())
+        begin = None
+        if store is not None:
+            begin = partial(store.export, query, asked.source.now_ms(), bulky=asked.show_payloads)
+        return exports.answer(begin, others, f"{EXPORT}?{request.scope['query_string'].decode()}")
 
 
 class _Answer(ArrowStream):
@@ -105,7 +135,7 @@ class _Answer(ArrowStream):
                 await super().stream_response(send_in_time)
         except TimeoutError:
             log.warning("api-export-cut-off", reason="the client takes too long")
-        except (TimerStoreError, Problem) as error:
+        except (TimerStoreError, Problem, Unavailable) as error:
             log.warning("api-export-cut-off", reason=str(error))
 
     async def _chunks(self) -> AsyncIterator[bytes]:

@@ -13,33 +13,24 @@ password only to the origin for which it was typed, and the bridge has no certif
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
-from collections.abc import Callable, Collection
-from concurrent.futures import Future
+from collections.abc import Collection
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bridge.api.problems import Problem
-from bridge.telemetry.http import Protection
-from bridge.telemetry.logins import Logins
+from bridge.http.logins import Logins
+from bridge.http.protection import WHO, Protection
 
 REQUESTS_MAX: Final = 32
 BODY_BYTES_MAX: Final = 64 << 10
 ACTION: Final = "X-Delay-Bridge-Action"
 """The header of an action; its value is 1."""
-WHO: Final = "who"
-"""The client's name, in the scope's state."""
-WORKERS_MAX: Final = 4
-"""Threads for calls of the store; one whose time is over counts until it ends."""
-REQUEST_S: Final = 20.0
-"""The longest wait for a call: longer than a search of the most rows."""
 SECURITY: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -53,8 +44,6 @@ SECURITY: Final = {
 PRIVATE: Final = (".localhost", ".svc", ".local", ".internal")
 """Suffixes of names that nobody can register: this machine, Kubernetes services (`.svc`, `.svc.cluster.local`), private
 networks. A name without a dot, such as a container's or a pod's, is private too."""
-
-T = TypeVar("T")
 
 
 class Guard:
@@ -166,41 +155,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-class Workers:
-    """Runs calls that may wait for locks and disks, on daemon threads: the process can end without them."""
-
-    def __init__(self, threads_max: int = WORKERS_MAX) -> None:
-        self._max, self._free = threads_max, threading.Semaphore(threads_max)
-
-    async def run(self, work: Callable[[], T], within_s: float = REQUEST_S) -> T:
-        """The result or exception of `work`. Raises Problem if no thread is free, or `work` does not end in time."""
-        if not self._free.acquire(blocking=False):
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max} searches are under way. Try again.")
-        outcome, done = Future[T](), Future[None]()  # two: asyncio would take some exceptions of `work` for its own
-        done.set_running_or_notify_cancel()  # nobody can cancel it, only stop waiting
-
-        def process() -> None:
-            try:
-                try:
-                    result = work()
-                finally:
-                    self._free.release()
-            except Exception as error:  # noqa: BLE001 - `run` raises it
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(result)
-            done.set_result(None)
-
-        try:
-            threading.Thread(target=process, name="api-request", daemon=True).start()
-        except RuntimeError:  # the machine has no more threads
-            self._free.release()
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No thread is available. Try again.") from None
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(done), within_s)
-        except TimeoutError:
-            detail = f"No answer within {within_s:.0f} s. Narrow the filters, or give a smaller limit."
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
-        return outcome.result()

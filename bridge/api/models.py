@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import base64
-import re
-from binascii import Error as Base64Error
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 from bridge.api import cursor as cursors
+from bridge.api.filters import Filters, Text, parsed_parameter
 from bridge.stores.names import NamedPosition
-from bridge.stores.search import PendingRow, Query
-from bridge.telemetry.lateness import RecentLateness
-from bridge.wire.headers import parse_until
-from timerstore.operations.find import KEY_BYTES_MAX, PENDING, ROWS_MAX, PendingState
-from timerstore.rows.position import OFFSET_MAX
+from bridge.wire.headers import origin_text, parse_until
+from timerstore.operations.find import KEY_BYTES_MAX, ROWS_MAX, PendingState
 
 PREVIEW_BYTES_MAX: Final = KEY_BYTES_MAX
 """Maximum number of shown bytes of a key, value or header."""
@@ -28,61 +33,11 @@ NAME_LENGTH_MAX: Final = 250
 """Maximum number of shown characters of a header name."""
 LIMIT_DEFAULT: Final = 100
 EDGES_MAX: Final = 101
-TEXT_LENGTH_MAX: Final = 8_192
-"""Maximum number of characters of a filter; a request has no room for more."""
 
 OWN_PREFIX: Final = "delay-"
 """The prefix of the headers that the bridge reads and writes."""
 
 INCOMPLETE: Final = "Instances that did not answer: their messages are missing here."
-
-Text = Annotated[str, StringConstraints(max_length=TEXT_LENGTH_MAX)]
-
-
-class Filters(BaseModel):
-    """The wanted messages: those that match all filters."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    id: Annotated[str, StringConstraints(min_length=1, max_length=TEXT_LENGTH_MAX)] | None = Field(
-        default=None, description="The value of delay-id."
-    )
-    origin: Text | None = Field(
-        default=None, description="TOPIC/PARTITION/OFFSET of the message's first record; finds its copies too."
-    )
-    key: Text | None = Field(default=None, description="The key as text.")
-    key_base64: Text | None = Field(default=None, description="The key in base64, if it is not text.")
-    target: Text | None = Field(default=None, description="The target topic; empty: the delay topic's default.")
-    due_from: Text | None = Field(default=None, description="The earliest due time: RFC 3339 with a zone, or epoch ms.")
-    due_until: Text | None = Field(default=None, description="The end of the due times, exclusive.")
-    at_from: Text | None = Field(
-        default=None, description="The earliest `at`, the time at which the bridge acts on the message next."
-    )
-    at_until: Text | None = Field(default=None, description="The end of the times `at`, exclusive.")
-    state: list[PendingState] = Field(
-        default=[],
-        description="One of these states; by default all except cancelled.",
-        max_length=len(PendingState),
-    )
-
-    def query(self) -> Query:
-        """The same for the store. Raises ValueError with the name of the invalid parameter, and advice."""
-        if self.key is not None and self.key_base64 is not None:
-            raise ValueError("key and key_base64 are both given: give one of them.")
-        key = None if self.key is None else self.key.encode()
-        if self.key_base64 is not None:
-            key = parsed_parameter("key_base64", _base64, self.key_base64)
-        return Query(
-            id=self.id,
-            origin=None if self.origin is None else parsed_parameter("origin", _origin, self.origin),
-            key=key,
-            target=self.target,
-            due_from_ms=parse_time("due_from", self.due_from),
-            due_until_ms=parse_time("due_until", self.due_until),
-            at_from_ms=parse_time("at_from", self.at_from),
-            at_until_ms=parse_time("at_until", self.at_until),
-            states=frozenset(self.state) or PENDING,
-        )
 
 
 class PageFilters(Filters):
@@ -99,6 +54,33 @@ class PageFilters(Filters):
 M = TypeVar("M", bound=BaseModel)
 
 
+class View(BaseModel):
+    """A model with the attributes of other objects, which the aliases of its fields name."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    @classmethod
+    def of(cls, *sources: object, **more: Any) -> Self:
+        """The model of `more`, and of the first of the sources that has an attribute."""
+        is_one = len(sources) == 1 and not more  # for speed: pages have a thousand
+        return cls.model_validate(sources[0] if is_one else _Attributes(sources, more))
+
+
+class _Attributes:
+    def __init__(self, sources: Sequence[object], more: Mapping[str, Any]) -> None:
+        self.__dict__.update(more, _sources=sources)
+
+    def __getattr__(self, name: str) -> Any:
+        for source in self._sources:
+            with suppress(AttributeError):
+                return getattr(source, name)
+        raise AttributeError(name)
+
+
+Tenths = Annotated[float, AfterValidator(lambda number: round(number, 1))]
+"""A number of a few digits, for people."""
+
+
 def fitting_answer(items: Iterable[M]) -> list[M]:
     """The first items: at least one, and no more than ANSWER_BYTES_MAX."""
     taken: list[M] = []
@@ -109,37 +91,6 @@ def fitting_answer(items: Iterable[M]) -> list[M]:
             break
         taken.append(item)
     return taken
-
-
-def parsed_parameter(name: str, parse: Callable[[str], Any], text: str) -> Any:
-    """The parsed value of a parameter. Raises ValueError with its name."""
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}.") from None
-
-
-def _base64(text: str) -> bytes:
-    """The bytes of base64 in either alphabet. A blank counts as a plus sign: forms decode it to one."""
-    normal = text.replace(" ", "+").replace("-", "+").replace("_", "/").rstrip("=")
-    try:
-        return base64.b64decode(normal + "=" * (-len(normal) % 4), validate=True)
-    except (Base64Error, ValueError):
-        raise ValueError("not base64; give text as key") from None
-
-
-def _origin(text: str) -> tuple[str, int, int]:
-    match = re.fullmatch(r"([^/]+)/([0-9]{1,10})/([0-9]{1,15})", text, re.ASCII)
-    if match is None or int(match[2]) > cursors.PARTITION_MAX or int(match[3]) > OFFSET_MAX:
-        raise ValueError("write it as TOPIC/PARTITION/OFFSET, such as delay/0/42")
-    return match[1], int(match[2]), int(match[3])
-
-
-def parse_time(name: str, text: str | None) -> int | None:
-    """Epoch milliseconds of a parameter. A blank before the zone counts as a plus sign: forms decode it to one."""
-    if text is None:
-        return None
-    return int(parsed_parameter(name, parse_until, re.sub(r" ([0-9]{2}:[0-9]{2})$", r"+\1", text)))
 
 
 class Edges(BaseModel):
@@ -230,56 +181,44 @@ def _header(header: tuple[str, bytes | None]) -> HeaderValue:
     return HeaderValue(name=name[:NAME_LENGTH_MAX], **blob)
 
 
-class Message(BaseModel):
+def _preview(value: bytes | None) -> Blob | None:
+    return None if value is None else Blob.of(value, PREVIEW_BYTES_MAX)
+
+
+Preview = Annotated[Blob | None, BeforeValidator(_preview)]
+"""The beginning of bytes."""
+
+
+class Message(View):
     """A pending message. `origin` is its first record; topic, partition and offset are those of its present record."""
 
     topic: str
     partition: int
     offset: int
     origin: str = Field(description="topic/partition/offset")
-    due: int = Field(description="Its due time.")
-    at: int = Field(description="The time at which the bridge acts on it next; before `due` if it writes a copy.")
-    ts: int = Field(description="The timestamp of its present record.")
+    due: int = Field(validation_alias="due_ms", description="Its due time.")
+    at: int = Field(
+        validation_alias="at_ms",
+        description="The time at which the bridge acts on it next; before `due` if it writes a copy.",
+    )
+    ts: int = Field(validation_alias="ts_ms", description="The timestamp of its present record.")
     state: PendingState
     target: str = Field(description="Empty: the delay topic's default.")
     target_partition: int | None
-    key: Blob | None
+    key: Preview
     id: str | None
     rolls: int
-    attempts: int
+    attempts: int = Field(validation_alias="attempt")
     reason: str | None = Field(description="The reason why the last attempt failed.")
 
+    @field_validator("origin", mode="before")
     @classmethod
-    def of(cls, row: PendingRow) -> Self:
-        return cls(**cls._fields(row))
-
-    @staticmethod
-    def _fields(row: PendingRow) -> dict[str, Any]:
-        return {
-            "topic": row.topic,
-            "partition": row.partition,
-            "offset": row.offset,
-            "origin": f"{row.topic}/{row.partition}/{row.origin}",
-            "due": row.due_ms,
-            "at": row.at_ms,
-            "ts": row.ts_ms,
-            "state": row.state,
-            "target": row.target,
-            "target_partition": row.target_partition,
-            "key": None if row.key is None else Blob.of(row.key, PREVIEW_BYTES_MAX),
-            "id": row.id,
-            "rolls": row.rolls,
-            "attempts": row.attempt,
-            "reason": row.reason,
-        }
+    def _place(cls, offset: int, info: ValidationInfo) -> str:
+        return origin_text(info.data["topic"], info.data["partition"], offset)
 
 
 class MessageDetail(Message, Bulk):
     """One message with its headers and value."""
-
-    @classmethod
-    def of_all(cls, row: PendingRow, *, show_payloads: bool) -> Self:
-        return cls(**cls._fields(row), **bulk(row.headers, row.value, show_payloads=show_payloads))
 
 
 class Messages(BaseModel):
@@ -290,23 +229,25 @@ class Messages(BaseModel):
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
-class Counted(BaseModel):
+class Counted(View):
     """The number of matching messages; a lower bound unless `exact`."""
 
-    count: int
-    exact: bool
+    count: int = Field(validation_alias="rows")
+    exact: bool = Field(validation_alias="is_exact")
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
-class PauseState(BaseModel):
+class PauseState(View):
     """A pause of a target."""
 
-    since: int
-    until: int | None = Field(description="Its end; null: it lasts until the target is resumed.")
-    reason: str = Field(description="The operator's reason.")
+    since: int = Field(validation_alias="changed_ms")
+    until: int | None = Field(
+        validation_alias="until_ms", description="Its end; null: it lasts until the target is resumed."
+    )
+    reason: str = Field(validation_alias="why", description="The operator's reason.")
 
 
-class TargetState(BaseModel):
+class TargetState(View):
     """A target that the bridge has used, and its failures."""
 
     name: str
@@ -315,9 +256,13 @@ class TargetState(BaseModel):
     reason: str | None
     detail: str | None = Field(description="The last error.")
     open_breakers: int = Field(description="Open breakers, of single partitions or of the whole topic.")
-    retry_in_s: float | None = Field(description="The time until the next attempt at one of them.")
+    retry_in_s: Tenths | None = Field(
+        validation_alias="retry_s", description="The time until the next attempt at one of them."
+    )
     paused: bool = Field(description="true: an operator has paused it, and its messages wait.")
-    pause: PauseState | None = Field(default=None, description="Absent without a pause.")
+    pause: PauseState | None = Field(
+        default=None, validation_alias="pause_in_force", description="Absent without a pause."
+    )
     pausable: bool = Field(description="false: it is a topic of the bridge itself, such as a delay topic.")
 
 
@@ -349,7 +294,7 @@ class PausedTarget(BaseModel):
     """A target that an operator has paused."""
 
     name: str
-    paused_s: float = Field(description="The time since the pause began.")
+    paused_s: Tenths = Field(description="The time since the pause began.")
 
 
 class TimeToGo(BaseModel):
@@ -359,49 +304,46 @@ class TimeToGo(BaseModel):
     pending: int
 
 
-class Lateness(BaseModel):
+class Lateness(View):
     """The lateness of the messages that were delivered in the last `over_s` seconds."""
 
     delivered: int
-    p99_ms: float | None = Field(description="null: no message was delivered.")
-    over_s: float = Field(description="Little more than five minutes at most.")
-
-    @classmethod
-    def of(cls, recent: RecentLateness) -> Self:
-        p99_ms = None if recent.p99_ms is None else round(recent.p99_ms, 1)
-        return cls(delivered=recent.delivered, p99_ms=p99_ms, over_s=round(recent.over_s, 1))
+    p99_ms: Tenths | None = Field(description="null: no message was delivered.")
+    over_s: Tenths = Field(description="Little more than five minutes at most.")
 
 
-class Disk(BaseModel):
+class Disk(View):
     """The volume of the index."""
 
-    bytes: int | None
-    free_bytes: int | None
+    bytes: int | None = Field(validation_alias="disk_bytes")
+    free_bytes: int | None = Field(validation_alias="disk_free_bytes")
     segments: int
     segment_bytes: int
-    full: bool
+    full: bool = Field(validation_alias="disk_full")
 
 
-class Summary(BaseModel):
+class Summary(View):
     """The state of this instance."""
 
     writable: bool = Field(description="Whether actions are allowed (http.api: write).")
-    now: int
-    phase: str
+    now: int = Field(validation_alias="now_ms")
+    phase: str = Field(validation_alias="name")
     ready: bool
     reasons: list[str]
     reader: str | None = Field(description="The present reader of the delay topics: spark or plain.")
-    pending: int
+    pending: int = Field(validation_alias="pending_total")
     schedules: int = Field(description="The number of recurring messages among them.")
     overdue: int = Field(description="The number with a time `at` before the start of the clock's current ten seconds.")
     oldest_overdue_s: float
-    next_at: int | None = Field(description="The time at which the next message comes up, to ten seconds.")
+    next_at: int | None = Field(
+        validation_alias="next_at_ms", description="The time at which the next message comes up, to ten seconds."
+    )
     lateness: Lateness | None
     by_target: dict[str, int] = Field(description='The largest targets; "" is the delay topic\'s default.')
     by_time_to_go: list[TimeToGo]
     partitions: list[PartitionState]
     retention_headroom_s: dict[str, float]
-    disk: Disk
+    disk: Disk = Field(validation_alias="gauges")
     failing: list[FailingTarget]
     paused: list[PausedTarget] = Field(default=[], description="The longest first.")
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)

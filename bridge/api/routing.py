@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeVar
 
@@ -13,16 +12,16 @@ from pydantic import BaseModel
 
 from bridge.api import cursor as cursors
 from bridge.api import models
-from bridge.api.guard import WHO, Workers
 from bridge.api.peers.client import FORWARDED, Peers
 from bridge.api.problems import MEDIA_TYPE, Problem, not_ready
 from bridge.api.source import PendingMessages, Source
 from bridge.errors import BridgeError
+from bridge.http.protection import WHO
+from bridge.http.workers import Workers
 from bridge.stores.search import PendingRow, Query
 from bridge.wire.headers import Origin
 from timerstore.rows.position import OFFSET_MAX
 
-PREFIX: Final = "/api/v1"
 FILTER_LENGTH_MAX: Final = 500
 """Maximum number of characters of an action's filter in the log."""
 
@@ -76,10 +75,10 @@ class Asked:
         self.source, self.show_payloads, self.is_writable = source, show_payloads, is_writable
         self.workers, self._peers = Workers(), peers
 
-    def marked(self, query: Query) -> Query:
-        """The query with the paused targets."""
+    def query(self, **wanted: Any) -> Query:
+        """A query of the store that knows the paused targets."""
         pauses = self.source.pauses()
-        return replace(query, paused=pauses.names(), paused_topics=pauses.topics())
+        return Query(**wanted, paused=pauses.names(), paused_topics=pauses.topics())
 
     def others(self, request: Request) -> Peers | None:
         """The other instances to ask; None for a forwarded request, and without other instances."""
@@ -100,16 +99,20 @@ class Asked:
         store = self.pending()
         return await self.workers.run(lambda: work(store))
 
+    async def count(self, query: Query) -> models.Counted:
+        """The number of messages of a query."""
+        return models.Counted.of(await self.ask(lambda store: store.count_where(query, self.source.now_ms())))
+
     async def page(
         self, filters: models.PageFilters, shown: Callable[[PendingRow], M], *, recurring: bool = False
     ) -> tuple[list[M], str | None]:
         """The messages of a page, each converted by `shown`, and the cursor of the next page. Raises Problem with
         advice."""
-        query, after = checked(lambda: (replace(filters.query(), recurring=recurring), filters.after()))
-        marked, now_ms = self.marked(query), self.source.now_ms()
+        wanted, after = checked(lambda: (filters.values(), filters.after()))
+        query, now_ms = self.query(**wanted, recurring=recurring), self.source.now_ms()
         try:
             page = await self.ask(
-                lambda store: store.find(marked, now_ms, after=after, limit=filters.limit, bulky=False)
+                lambda store: store.find(query, now_ms, after=after, limit=filters.limit, bulky=False)
             )
         except KeyError:
             detail = "cursor names a partition that this instance does not know: start again without a cursor."

@@ -8,7 +8,8 @@ from fastapi import FastAPI, Query
 from pydantic import BaseModel, Field
 
 from bridge.api.models import INCOMPLETE, Message, PageFilters
-from bridge.api.routing import PREFIX, Asked
+from bridge.api.routing import Asked
+from bridge.api.source import PREFIX
 from bridge.stores.search import PendingRow
 from bridge.wire import headers as h
 from bridge.wire.schedule import Schedule, schedule_of, unpacked
@@ -33,8 +34,7 @@ class RecurringMessage(Message):
             due: list[int] = []
         else:
             due = _next(schedule, row, is_start_given=is_start_given)
-        is_paused = row.due_ms == h.NEVER_MS
-        return cls(**cls._fields(row), schedule=dict(texts), tick=row.tick, paused=is_paused, next=due)
+        return cls.of(row, schedule=dict(texts), paused=row.due_ms == h.NEVER_MS, next=due)
 
 
 class RecurringMessages(BaseModel):

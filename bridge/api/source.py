@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
@@ -20,6 +20,11 @@ from bridge.wire.answers import Answer
 from bridge.wire.headers import Origin
 from bridge.wire.letters import LetterChoice, RedriveReport
 from timerstore.operations.find import Count
+
+PREFIX: Final = "/api/v1"
+EXPORT: Final = f"{PREFIX}/export"
+BULK: Final = tuple(f"{PREFIX}/messages/{action}" for action in ("cancel", "move", "deliver"))
+"""The paths of the export and of the bulk actions, whose requests take long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +153,7 @@ class Source(Protocol):
         """The totals; None whenever `pending` is None."""
 
     def targets(self) -> Sequence[TargetReport]:
-        """The known targets, failing ones first."""
+        """The known and the paused targets, failing ones first."""
 
     def commands(self) -> CommandChannel | None:
         """The writer of commands; None until delivery runs, and between two assignments. At once."""

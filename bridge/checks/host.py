@@ -15,9 +15,9 @@ from typing import Final
 
 from bridge.checks.finding import Context, Finding, failed, ok, warned
 from bridge.errors import StateError
+from bridge.http.listening import host_and_port
 from bridge.settings.clients import QUIET, java, java_program, system_properties
 from bridge.settings.secrets import Redactor
-from bridge.telemetry.listening import host_and_port
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk.files import ASIDE_SUFFIX, CHECKPOINT, FULL
 from timerstore.errors import Corrupt, DiskFailure

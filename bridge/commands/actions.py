@@ -7,13 +7,14 @@ command counts them and asks for confirmation. The exit status is 1 if not all o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
 
+from bridge.api.filters import Filters
 from bridge.commands import pending
 from bridge.commands.api_client import Absent, ApiClient
 from bridge.commands.invocation import bundled, read_option, say, with_unit
@@ -40,8 +41,8 @@ class PatientConnection(pending.Connection):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Which(pending.MessageOptions):
-    """Options of an action: its messages, and its mode."""
+class Mode:
+    """Options of an action, beside its messages."""
 
     everything: AllOption = False
     dry_run: DryRunOption = False
@@ -49,9 +50,9 @@ class Which(pending.MessageOptions):
     cursor: CursorOption = None
     output: pending.OutputOption = pending.OutputFormat.TEXT
 
-    def act(self, api: ApiClient, action: str, one: str | None, when: Mapping[str, str]) -> None:
+    def act(self, api: ApiClient, action: str, one: str | None, filters: Filters, when: Mapping[str, str]) -> None:
         """Act on one message, or on the chosen ones. Raises ConfigurationError for options that exclude each other."""
-        chosen = self.parameters()
+        chosen = pending.parameters_of(filters)
         if one is not None and (chosen or self.everything or self.dry_run or self.cursor is not None):
             raise ConfigurationError("an origin and filters are given", hint="Give one or the other.", code="DB-1003")
         if one is not None:
@@ -60,15 +61,12 @@ class Which(pending.MessageOptions):
         if not chosen and not self.everything:
             hint = "Give an origin, a filter, or --all."
             raise ConfigurationError("no messages are selected", hint=hint, code="DB-1003")
-        body: dict[str, Any] = {**body_of(chosen), **when, "all": self.everything}
+        body: dict[str, Any] = {**chosen, **when, "all": self.everything}
         if self.dry_run or not self.yes:
             counted = api.post(f"messages/{action}", body | {"dry_run": True})
-            if self.dry_run and self.output is pending.OutputFormat.JSON:
-                say(pending.as_json(counted))
-                return
             number = f"{'' if counted.get('exact') is True else 'at least '}{counted.get('count')}"
             if self.dry_run:
-                say(number)
+                pending.print_answer(counted, self.output, number)
                 return
             confirm(f"{action} {number} messages?")
         _act_on_many(api, action, body | ({} if self.cursor is None else {"cursor": self.cursor}), self.output)
@@ -78,9 +76,9 @@ def command_of(action: str) -> Callable[..., None]:
     """The command of an action without arguments of its own."""
 
     @bundled
-    def command(which: Which, connection: PatientConnection, one: OriginArgument = None) -> None:
+    def command(filters: Filters, mode: Mode, connection: PatientConnection, one: OriginArgument = None) -> None:
         with connection.open() as api:
-            which.act(api, action, one, {})
+            mode.act(api, action, one, filters, {})
 
     return command
 
@@ -91,7 +89,8 @@ def move_messages(
     one: OriginArgument = None,
     at: Annotated[str | None, typer.Option(help="New due time: RFC 3339 with a zone, or epoch milliseconds.")] = None,
     after: Annotated[str | None, typer.Option(help="Delay from now: 250ms, 90s, 1h30m, 7d, PT15M.")] = None,
-    which: Which,
+    filters: Filters,
+    mode: Mode,
     connection: PatientConnection,
 ) -> None:
     """Move one pending message, or all matching ones, to another due time. The exit status is that of `cancel`."""
@@ -101,7 +100,7 @@ def move_messages(
             hint = "`delay-bridge pending move --help` has the forms."
             raise ConfigurationError("give either --at or --after", hint=hint, code="DB-1003")
         when = {"due": str(due_ms)} if due_ms is not None else {"after": str(after_ms)}
-        which.act(api, "move", one, when)
+        mode.act(api, "move", one, filters, when)
 
 
 TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="The target topic.")]
@@ -158,14 +157,14 @@ def _put(
             raise typer.Exit(1)
         done = api.post(f"targets/{quote(name, safe='')}/{action}", body)
         changed = "" if done.get("changed") is True else " already"
-        say(pending.as_json(done) if output is pending.OutputFormat.JSON else f"{name} is{changed} {action}d")
+        pending.print_answer(done, output, f"{name} is{changed} {action}d")
 
 
 def _is_known(api: ApiClient, target: str) -> bool:
     """Whether the bridge has delivered to a target, or has messages for it."""
     if any(row.get("name") == target for row in pending.objects(api, api.get("targets"), "targets")):
         return True
-    count = api.get("count", [("target", target)]).get("count")
+    count = api.get("count", {"target": target}).get("count")
     return isinstance(count, int) and count > 0
 
 
@@ -193,13 +192,6 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def body_of(chosen: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """The API's parameters as the body of an action."""
-    body: dict[str, Any] = {name: text for name, text in chosen if name != "state"}
-    states = [text for name, text in chosen if name == "state"]
-    return body | ({"state": states} if states else {})
-
-
 def _act_on_one(
     api: ApiClient, action: str, origin: str, when: Mapping[str, str], output: pending.OutputFormat
 ) -> None:
@@ -211,7 +203,7 @@ def _act_on_one(
     outcome = done.get("outcome")
     if not isinstance(outcome, str):
         raise api.foreign()
-    say(pending.as_json(done) if output is pending.OutputFormat.JSON else f"{origin}: {outcome}")
+    pending.print_answer(done, output, f"{origin}: {outcome}")
     if outcome not in CHANGED:
         raise typer.Exit(1)
 
@@ -224,10 +216,8 @@ def _act_on_many(api: ApiClient, action: str, body: Mapping[str, Any], output: p
     outcomes = last.get("outcomes")
     if not isinstance(outcomes, dict):
         raise api.foreign()
-    if output is pending.OutputFormat.JSON:
-        say(pending.as_json(last))
-    else:
-        say(", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()) or "no matching messages")
+    text = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items())
+    pending.print_answer(last, output, text or "no matching messages")
     if last.get("complete") is not True:
         more = f"; continue with --cursor {last['cursor']}" if last.get("cursor") else ""
         say(f"ended early: {last.get('error') or 'the bridge broke off'}{more}", err=True)

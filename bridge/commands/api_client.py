@@ -6,22 +6,22 @@ the password goes to the given address and to no other.
 
 from __future__ import annotations
 
-import base64
-import http.client
 import json
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlencode, urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
+from bridge.http.protection import Protection
 from bridge.settings.model import HttpSettings
 from bridge.settings.secrets import read_secret_file
+
+if TYPE_CHECKING:
+    import httpx
 
 PREFIX: Final = "/api/v1/"
 ANSWER_BYTES_MAX: Final = 64 << 20
@@ -32,7 +32,8 @@ ACTION: Final = {"X-Delay-Bridge-Action": "1", "Content-Type": "application/json
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """The address for clients, by the wildcard address of a listening server."""
 
-Parameters = Sequence[tuple[str, str]]
+Parameters = Mapping[str, Any]
+"""Texts, numbers, and lists of them."""
 
 
 class Absent(Exception):
@@ -46,69 +47,72 @@ class ApiClient:
         Raises ConfigurationError for an invalid address, and for an unreadable password or certificate.
         """
         self.address = _address(settings) if url is None else _checked(url)
-        self._timeout_s = timeout_s
-        self._headers = {"Accept": "application/json"}
-        if settings.user is not None and settings.password_file is not None:
-            password = read_secret_file(str(settings.password_file), "http.password_file")
-            credentials = base64.b64encode(f"{settings.user}:{password}".encode()).decode()
-            self._headers["Authorization"] = f"Basic {credentials}"
-        elif settings.token_file is not None:
-            self._headers["Authorization"] = f"Bearer {read_secret_file(str(settings.token_file), 'http.token_file')}"
-        handlers = [_NoRedirects(), ProxyHandler({})]
+        self._headers = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
+        self._headers |= Protection.of_client(settings).authorization()
+        # For the configured address the client pins the certificate: the name in it is the service's.
+        trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.address.startswith("https:"):
-            # For the configured address the client pins the certificate: the name in it is the service's.
-            context = _context(settings.certificate_file, any_name=url is None)
-            handlers.append(HTTPSHandler(context=context))
-        self._opener = build_opener(*handlers)
+            trust = _context(settings.certificate_file, any_name=url is None)
+        import httpx  # it takes a while, and most commands need no bridge
 
-    def get(self, path: str, parameters: Parameters = ()) -> dict[str, Any]:
+        self._client = httpx.Client(verify=trust, timeout=timeout_s, trust_env=False)
+
+    def get(self, path: str, parameters: Parameters | None = None) -> dict[str, Any]:
         """The answer. `path` begins below /api/v1/ and is quoted.
 
         Raises Absent, ConfigurationError for refused parameters, EnvironmentFailure without an answer.
         """
         with self.opened(path, parameters) as response:
-            return self._object(response.read(ANSWER_BYTES_MAX + 1))
+            return self._object(_whole(response))
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send an action; returns its answer. Raises the errors of `get`."""
         with self.opened(path, body=body) as response:
-            return self._object(response.read(ANSWER_BYTES_MAX + 1))
+            return self._object(_whole(response))
 
     def lines(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Send an action on many messages; yields each line of its answer. Raises the errors of `get`."""
         with self.opened(path, body=body) as response:
-            while line := response.readline(LINE_BYTES_MAX):
-                yield self._object(line)
+            left = b""
+            for part in response.iter_raw():
+                *lines, left = (left + part).split(b"\n")
+                yield from map(self._object, lines)
+                if len(left) > LINE_BYTES_MAX:
+                    raise self.foreign()
 
     @contextmanager
     def opened(
-        self, path: str, parameters: Parameters = (), body: Mapping[str, Any] | None = None
-    ) -> Iterator[http.client.HTTPResponse]:
+        self, path: str, parameters: Parameters | None = None, body: Mapping[str, Any] | None = None
+    ) -> Iterator[httpx.Response]:
         """An answer to read inside `with`; a `body` makes the request an action. Raises the errors of `get`, also for
         failures of reading."""
+        import httpx
+
+        method, headers = ("GET", {}) if body is None else ("POST", ACTION)
         try:
-            query = f"?{urlencode(parameters)}" if parameters else ""
-            data = None if body is None else json.dumps(body).encode()
+            request = self._client.build_request(
+                method, f"{self.address}{PREFIX}{path}", params=parameters, json=body, headers=self._headers | headers
+            )
         except UnicodeEncodeError:
             hint = "Only keys may have other bytes: --key-base64."
             raise ConfigurationError("an option is not UTF-8", hint=hint, code="DB-1003") from None
-        request = Request(
-            f"{self.address}{PREFIX}{path}{query}", data, self._headers | (ACTION if body is not None else {})
-        )
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise self._silent(error) from None
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as response:
+            with closing(self._client.send(request, stream=True)) as response:
+                if not response.is_success:
+                    raise self._refusal(response)
                 yield response
-        except HTTPError as error:
-            with error:
-                raise self._refusal(error) from None
-        except (OSError, http.client.HTTPException, UnicodeError) as error:
-            reason = error.reason if isinstance(error, URLError) else error
-            raise EnvironmentFailure(
-                f"{self.address} does not answer",
-                hint="Is the bridge running, and its API on? --url names another address.",
-                reason=str(reason) or type(reason).__name__,
-                code="DB-1015",
-            ) from None
+        except (OSError, httpx.HTTPError, UnicodeError) as error:
+            raise self._silent(error) from None
+
+    def _silent(self, error: Exception) -> EnvironmentFailure:
+        return EnvironmentFailure(
+            f"{self.address} does not answer",
+            hint="Is the bridge running, and its API on? --url names another address.",
+            reason=str(error) or type(error).__name__,
+            code="DB-1015",
+        )
 
     def _object(self, body: bytes) -> dict[str, Any]:
         if (answer := _object(body)) is None:
@@ -123,39 +127,31 @@ class ApiClient:
             code="DB-1018",
         )
 
-    def _refusal(self, error: HTTPError) -> BridgeError | Absent:
+    def _refusal(self, response: httpx.Response) -> BridgeError | Absent:
         """The exception for an error status. The API's own errors are problem+json."""
-        problem = None
-        if error.headers.get_content_type() == "application/problem+json":
-            with suppress(OSError, http.client.HTTPException):
-                problem = _object(error.read(ANSWER_BYTES_MAX + 1))
-        if error.code == HTTPStatus.FORBIDDEN and problem is not None:
+        problem, status = None, response.status_code
+        if media_type(response) == "application/problem+json":
+            problem = _object(_whole(response))
+        if status == HTTPStatus.FORBIDDEN and problem is not None:
             hint = "Set http.api to write in the configuration of the bridge."
             return ConfigurationError(f"{self.address} takes no actions", hint=hint, code="DB-1023")
-        if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return EnvironmentFailure(
                 f"{self.address} refuses to answer this user",
                 hint="Set http.user and http.password_file, or http.token_file, to those of the bridge.",
-                status=error.code,
+                status=status,
                 code="DB-1017",
             )
         if problem is None:
             return self.foreign()
-        if error.code == HTTPStatus.NOT_FOUND:
+        if status == HTTPStatus.NOT_FOUND:
             return Absent(str(problem.get("detail") or ""))
-        text = ": ".join(str(problem[name]) for name in ("title", "detail") if problem.get(name)) or str(error.code)
-        if error.code in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+        text = ": ".join(str(problem[name]) for name in ("title", "detail") if problem.get(name)) or str(status)
+        if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
             hint = "Correct the options; use a cursor only with its own filters."
             return ConfigurationError(f"the bridge refuses the request: {text}", hint=hint, code="DB-1016")
         hint = "Try again; /readyz and the log of the bridge name the fault."
-        return EnvironmentFailure(f"the bridge cannot answer: {text}", hint=hint, status=error.code, code="DB-1019")
-
-
-class _NoRedirects(HTTPRedirectHandler):
-    """A redirect is an error: it would take the password along."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
+        return EnvironmentFailure(f"the bridge cannot answer: {text}", hint=hint, status=status, code="DB-1019")
 
 
 def _address(settings: HttpSettings) -> str:
@@ -223,3 +219,18 @@ def _object(body: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return answer if isinstance(answer, dict) else None
+
+
+def _whole(response: httpx.Response) -> bytes:
+    """The body, up to a part beyond the limit."""
+    body = bytearray()
+    for part in response.iter_raw():
+        body += part
+        if len(body) > ANSWER_BYTES_MAX:
+            break
+    return bytes(body)
+
+
+def media_type(response: httpx.Response) -> str:
+    """The media type of an answer, without its parameters."""
+    return str(response.headers.get("Content-Type", "")).partition(";")[0].strip().lower()

@@ -24,7 +24,7 @@ from bridge.commands.replies import NOTHING, AnswerTally, Replies, topic_of_answ
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
 from bridge.kafka.reach import refuse_unreachable
 from bridge.settings.model import Settings
-from bridge.wire.headers import NEVER_MS, NEXT_MS, Origins, parse_origins, parse_until
+from bridge.wire.headers import NEVER_MS, NEXT_MS, Origins, origins_text, parse_origins, parse_until
 from timerstore.clock import SystemClock
 
 MOVES: Final = {
@@ -144,13 +144,11 @@ def move_message(
 
 def _remark(settings: Settings, id: str | None, place: Origins | None) -> str:
     """Whether the API knows the message before the command is sent, in words; the settings have its address."""
-    names = (
-        [("id", id or "")] if place is None else [("origin", f"{place[0]}/{place[1]}/{offset}") for offset in place[2]]
-    )
     with suppress(BridgeError, Absent):
-        if len(names) == 1:
+        if place is None or len(place[2]) == 1:
             api = ApiClient(settings.http, None, ASK_S)
-            is_known = api.get("count", names).get("count") != 0
+            name = {"id": id or ""} if place is None else {"origin": origins_text(*place)}
+            is_known = api.get("count", name).get("count") != 0
             return WAIT if is_known else f"no pending message of that name at {api.address}; {WAIT}"
     return f"not known whether such a message is pending; {WAIT}"
 

@@ -376,9 +376,9 @@ def main() -> None:
 
 def _place(settings: Settings, place: str, what: str) -> tuple[tuple[str, int], int]:
     """The partition and offset of a place in a delay topic."""
-    topic, partition, offset = pending.checked_place(place, what).split("/")
+    topic, partition, offset = pending.read_place(place, what)
     _must_be_delay_topics([topic], settings)
-    return (topic, int(partition)), int(offset)
+    return (topic, partition), offset
 
 
 def _choose(settings: Settings, file: str, where: tuple[tuple[str, int], int], word: str, what: str) -> None:

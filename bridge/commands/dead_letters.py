@@ -6,12 +6,12 @@ They are twins of the HTTP API. `delay-bridge redrive` needs no running bridge.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
+from bridge.api.filters import LetterFilters
 from bridge.commands import pending
 from bridge.commands.actions import AllOption, DryRunOption, PatientConnection, YesOption, confirm
 from bridge.commands.api_client import Absent, ApiClient
@@ -25,26 +25,6 @@ app = typer.Typer(
 )
 
 COLUMNS = ("letter", "written", "reason", "origin", "target", "redriven")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetterOptions:
-    """Options that select dead letters."""
-
-    topic: Annotated[str | None, typer.Option("--topic", help="Only from this delay topic.")] = None
-    reason: Annotated[list[str] | None, typer.Option("--reason", help="Only with this reason; may be repeated.")] = None
-    target: Annotated[str | None, typer.Option("--target", help="Only for this target.")] = None
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="Only written from this time on: RFC 3339, or epoch ms."),
-    ] = None
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only written before this time.")] = None
-
-    def parameters(self) -> list[tuple[str, str]]:
-        """The parameters of the API."""
-        given = {"topic": self.topic, "target": self.target, "since": self.since, "until": self.until}
-        texts = [(name, text) for name, text in given.items() if text is not None]
-        return texts + [("reason", reason) for reason in self.reason or ()]
 
 
 class Due(Enum):
@@ -62,10 +42,10 @@ SetHeaderOption = Annotated[
 
 @app.command("list")
 @bundled
-def list_letters(filters: LetterOptions, connection: pending.Connection, listing: pending.Listing) -> None:
+def list_letters(filters: LetterFilters, connection: pending.Connection, listing: pending.Listing) -> None:
     """List dead letters, the newest first."""
     with connection.open() as api:
-        listing.show(api, "dead-letters", "letters", filters.parameters(), COLUMNS, _row)
+        listing.show(api, "dead-letters", "letters", filters, COLUMNS, _row)
 
 
 @app.command("get")
@@ -90,7 +70,7 @@ def get_letter(
 @app.command("redrive")
 @bundled
 def ask_redrive(
-    filters: LetterOptions,
+    filters: LetterFilters,
     connection: PatientConnection,
     place: Annotated[
         str | None,
@@ -106,7 +86,7 @@ def ask_redrive(
     """Put one dead letter, or all matching ones, back into their delay topics, each once. The exit status is 1 if the
     one letter stays."""
     with connection.open() as api:
-        chosen = filters.parameters()
+        chosen = pending.parameters_of(filters)
         mend: dict[str, Any] = {
             "due_now": due is Due.NOW,
             "set_headers": dict(read_headers(set_header, "--set-header")),
@@ -119,8 +99,7 @@ def ask_redrive(
         if not chosen and not everything:
             hint = "Give a letter, a filter, or --all."
             raise ConfigurationError("no dead letters are selected", hint=hint, code="DB-1003")
-        body = {name: text for name, text in chosen if name != "reason"} | {"reason": filters.reason or []} | mend
-        body |= {"all": everything}
+        body = {**chosen, **mend, "all": everything}
         if dry_run or not yes:
             counted = api.post("dead-letters/redrive", body | {"dry_run": True})
             if dry_run:
@@ -132,11 +111,7 @@ def ask_redrive(
 
 def _redrive_one(api: ApiClient, place: str, mend: dict[str, Any], output: pending.OutputFormat) -> None:
     done = api.post(f"{_path(place)}/redrive", mend)
-    say(
-        pending.as_json(done)
-        if output is pending.OutputFormat.JSON
-        else f"{place}: {pending.shown(done.get('outcome'))}"
-    )
+    pending.print_answer(done, output, f"{place}: {pending.shown(done.get('outcome'))}")
     if done.get("outcome") not in ("redriven", "redriven-before"):
         raise typer.Exit(1)
 

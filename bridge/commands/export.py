@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from bridge.api.peers.batches import MEDIA_TYPE, BrokenOffError, read_export
-from bridge.commands.api_client import ApiClient, Parameters
+from bridge.api.peers.batches import MEDIA_TYPE, BrokenOffError, as_file, read_export
+from bridge.commands.api_client import ApiClient, Parameters, media_type
 from bridge.errors import EnvironmentFailure
 
 ROW_GROUP_BYTES: Final = 64 << 20
@@ -31,10 +31,10 @@ def export_batches(api: ApiClient, parameters: Parameters) -> Generator[pa.Recor
     that did not answer.
     """
     with api.opened("export", parameters) as response:
-        if response.headers.get_content_type() != MEDIA_TYPE:
+        if media_type(response) != MEDIA_TYPE:
             raise api.foreign()
         try:
-            silent = yield from read_export(response)
+            silent = yield from read_export(as_file(response.iter_raw()))
         except BrokenOffError as error:
             raise EnvironmentFailure(
                 f"the export has broken off after {error.rows} messages",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import structlog
 import typer
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
 from bridge.settings.load import load
@@ -34,29 +37,65 @@ ConfigOption = Annotated[
 
 
 def bundled(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for Typer: each parameter of a dataclass type is replaced by options, the fields of the dataclass."""
+    """A command for Typer: each parameter whose type is a dataclass, or a model of filters, is replaced by options, the
+    fields of that type."""
     hints, given = get_type_hints(command, include_extras=True), inspect.signature(command).parameters
-    bundles: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    bundles = {name: options for name, hint in hints.items() if (options := _options_of(hint)) is not None}
     parameters = list[inspect.Parameter]()
     for name, parameter in given.items():
-        options = {name: parameter.default}
-        if name in bundles:
-            options = {field.name: field.default for field in fields(bundles[name])}
-            hints |= get_type_hints(bundles[name], include_extras=True)
         parameters += [
-            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[option])
-            for option, default in options.items()
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for option, (annotation, default) in bundles.get(name, {name: (hints[name], parameter.default)}).items()
         ]
 
     @wraps(command)
     def seen(**values: Any) -> None:
-        for name, bundle in bundles.items():
-            values[name] = bundle(**{field.name: values.pop(field.name) for field in fields(bundle)})
+        for name, options in bundles.items():
+            filled = {option: values.pop(option) for option in options}
+            values[name] = hints[name](**filled) if is_dataclass(hints[name]) else _filters(hints[name], filled)
         command(**values)
 
     seen.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     seen.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return seen
+
+
+def _options_of(hint: Any) -> dict[str, tuple[Any, Any]] | None:
+    """The options of a bundle, by name: annotation and default."""
+    if is_dataclass(hint):
+        hints = get_type_hints(hint, include_extras=True)
+        return {field.name: (hints[field.name], field.default) for field in fields(hint)}
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return {name: (_option(name, field), None) for name, field in hint.model_fields.items()}
+    return None
+
+
+def _option(name: str, field: FieldInfo) -> Any:
+    """The option of a filter: a text, or several values."""
+    option = typer.Option(f"--{name.replace('_', '-')}", help=field.description)
+    if get_origin(field.annotation) is not list:
+        return Annotated[str | None, option]
+    (item,) = get_args(field.annotation)
+    return Annotated[list[item if isinstance(item, type) else str] | None, option]  # type: ignore[misc]
+
+
+def _filters(model: type[Any], given: Mapping[str, Any]) -> Any:
+    """The filters of a request to the API. A key becomes base64: options may have any bytes."""
+    with failures_as_one_line():
+        chosen = {name: value for name, value in given.items() if value is not None and value != []}
+        if "key" in chosen and "key_base64" not in chosen:
+            chosen["key_base64"] = base64.b64encode(os.fsencode(chosen.pop("key"))).decode()
+        try:
+            filters = model(**chosen)
+            filters.values()
+        except ValidationError as error:
+            fault = error.errors()[0]
+            text = f"{fault['loc'][0]}: {fault['msg']}"
+        except ValueError as error:
+            text = str(error)
+        else:
+            return filters
+        raise ConfigurationError(f"invalid option: {text}", hint="--help has the forms.", code="DB-1003")
 
 
 class OutputError(OSError):

@@ -7,10 +7,8 @@ print a table; otherwise a line for each message, with tabs, for grep and cut. T
 
 from __future__ import annotations
 
-import base64
 import json
-import os
-import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -20,14 +18,16 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bridge.api.filters import Filters
 from bridge.commands.api_client import Absent, ApiClient
-from bridge.commands.invocation import ConfigOption, bundled, put, read_option, say, settings_of
+from bridge.commands.invocation import ConfigOption, bundled, put, say, settings_of
 from bridge.errors import ConfigurationError
-from bridge.wire.headers import parse_until
+from bridge.wire.headers import Origin, origin_text, parse_origin
 from bridge.wire.printable import printable
 
 app = typer.Typer(
@@ -39,25 +39,6 @@ PAGE_MAX: Final = 1_000
 """The API's limit of messages in an answer."""
 COLUMNS: Final = ("origin", "due", "state", "target", "key", "id")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class StateOption(Enum):
-    """The values of the store's `PendingState`, without its import of Arrow."""
-
-    WAITING = "waiting"
-    ROLLED = "rolled"
-    RETRYING = "retrying"
-    OVERDUE = "overdue"
-    PAUSED = "paused"
-    CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessagePage:
-    """Messages in the form of the API, and the cursor of the next page; None: this is the last page."""
-
-    messages: list[dict[str, Any]]
-    following: str | None
 
 
 class OutputFormat(Enum):
@@ -72,7 +53,6 @@ OriginArgument = Annotated[
     str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The origin of the message, from `list`.")
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the bridge's answer.", min=0.1)]
-CursorOption = Annotated[str | None, typer.Option("--cursor", help="Continue an earlier list from its cursor.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,63 +77,12 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageOptions:
-    """Options that select messages."""
-
-    id: Annotated[str | None, typer.Option("--id", help="Only with this id.")] = None
-    key: Annotated[str | None, typer.Option("--key", help="Only with this key.")] = None
-    key_base64: Annotated[str | None, typer.Option("--key-base64", help="Only with this key, given in base64.")] = None
-    target: Annotated[
-        str | None, typer.Option("--target", help="Only for this target; '' is the delay topic's default.")
-    ] = None
-    due_from: Annotated[
-        str | None,
-        typer.Option("--due-from", metavar="TIME", help="Only due from this time on: RFC 3339, or epoch ms."),
-    ] = None
-    due_until: Annotated[str | None, typer.Option("--due-until", metavar="TIME", help="Only due before this time.")] = (
-        None
-    )
-    state: Annotated[
-        list[StateOption] | None,
-        typer.Option("--state", help="Only in this state; may be repeated. Default: all except cancelled."),
-    ] = None
-
-    def parameters(self) -> list[tuple[str, str]]:
-        """The parameters of the API. A key becomes base64: options may have any bytes. Raises ConfigurationError."""
-        if self.key is not None and self.key_base64 is not None:
-            hint = "Give one of them."
-            raise ConfigurationError("both --key and --key-base64 are given", hint=hint, code="DB-1003")
-        given = {
-            "id": self.id,
-            "key_base64": self.key_base64 if self.key is None else base64.b64encode(os.fsencode(self.key)).decode(),
-            "target": self.target,
-            "due_from": read_option(parse_until, self.due_from, "--due-from"),
-            "due_until": read_option(parse_until, self.due_until, "--due-until"),
-        }
-        texts = [(name, str(text)) for name, text in given.items() if text is not None]
-        return texts + [("state", state.value) for state in self.state or ()]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions(MessageOptions):
-    """The filters of commands that change nothing."""
-
-    origin: Annotated[
-        str | None,
-        typer.Option("--origin", metavar="TOPIC/PARTITION/OFFSET", help="Only the message with this first record."),
-    ] = None
-
-    def parameters(self) -> list[tuple[str, str]]:
-        origin = [] if self.origin is None else [("origin", checked_place(self.origin, "--origin"))]
-        return [*origin, *MessageOptions.parameters(self)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Options of a list of one page."""
+    """Options of a list."""
 
-    limit: Annotated[int, typer.Option("--limit", help="Maximum number of lines.", min=1, max=PAGE_MAX)] = 100
-    cursor: CursorOption = None
+    limit: Annotated[int, typer.Option("--limit", help="Maximum number of lines.", min=1)] = 100
+    cursor: Annotated[str | None, typer.Option("--cursor", help="Continue an earlier list from its cursor.")] = None
+    everything: Annotated[bool, typer.Option("--all", help="Show all, without a limit.")] = False
     output: OutputOption = OutputFormat.TEXT
 
     def show(
@@ -161,39 +90,51 @@ class Listing:
         api: ApiClient,
         path: str,
         name: str,
-        parameters: Sequence[tuple[str, str]],
+        filters: BaseModel,
         columns: Sequence[str],
         row: Callable[[Mapping[str, Any]], list[str]],
     ) -> None:
-        """Print a page of `path`. `name` is its list in the answer; `row` returns the cells of `columns`."""
-        cursor = [] if self.cursor is None else [("cursor", self.cursor)]
-        answer = api.get(path, [*parameters, ("limit", str(self.limit)), *cursor])
-        listed = objects(api, answer, name)
+        """Print the list at `path`, page by page: there may be millions of lines. `name` is the list in an answer;
+        `row` returns the cells of `columns`."""
+        pages = self._pages(api, path, name, parameters_of(filters))
         if self.output is OutputFormat.JSON:
-            say(as_json(answer))
+            _print_json(pages, name)
             return
-        print_rows(columns, list(map(row, listed)))
-        if answer.get("next") is not None:
-            say(f"there are more: --cursor {answer['next']}", err=True)
+        following, silent = None, set[str]()
+        for page in pages:
+            following = page["next"]
+            silent |= _silent(page)
+            print_rows(columns, list(map(row, page[name])))
+        _print_silent(silent)
+        if following is not None:
+            say(f"there are more: --all, or --cursor {following}", err=True)
+
+    def _pages(self, api: ApiClient, path: str, name: str, parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The answers. The bridge may end a page early in a long search."""
+        cursor, left = self.cursor, sys.maxsize if self.everything else self.limit
+        while left > 0:
+            where = {} if cursor is None else {"cursor": cursor}
+            answer = api.get(path, {**parameters, "limit": min(left, PAGE_MAX), **where})
+            following = answer.get("next")
+            left -= len(objects(api, answer, name))
+            if not isinstance(following, str | None) or (following is not None and following == cursor):
+                raise api.foreign()
+            yield answer | {"next": following}
+            if following is None:
+                return
+            cursor = following
 
 
 @app.command("list")
 @bundled
 def list_messages(
-    search: SearchOptions,
+    filters: Filters,
     connection: Connection,
-    limit: Annotated[int, typer.Option(help="Maximum number of messages.", min=1)] = 100,
-    cursor: CursorOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show all messages, without a limit.")] = False,
-    output: OutputOption = OutputFormat.TEXT,
+    listing: Listing,
 ) -> None:
     """List pending messages in the order in which they come up."""
     with connection.open() as api:
-        pages = _pages(api, search.parameters(), cursor, None if everything else limit)
-        if output is OutputFormat.JSON:
-            _print_json(pages)
-        elif (following := _print_pages(pages)) is not None:
-            say(f"there are more: --all, or --cursor {following}", err=True)
+        listing.show(api, "messages", "messages", filters, COLUMNS, _row)
 
 
 @app.command("get")
@@ -216,34 +157,31 @@ def get_message(
 @app.command("count")
 @bundled
 def count_messages(
-    search: SearchOptions,
+    filters: Filters,
     connection: Connection,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Count pending messages. `at least` marks a count that ended early."""
     with connection.open() as api:
-        answer = api.get("count", search.parameters())
+        answer = api.get("count", parameters_of(filters))
         if not isinstance(answer.get("count"), int) or not isinstance(answer.get("exact"), bool):
             raise api.foreign()
-        say(
-            as_json(answer)
-            if output is OutputFormat.JSON
-            else f"{'' if answer['exact'] else 'at least '}{answer['count']}"
-        )
+        print_answer(answer, output, f"{'' if answer['exact'] else 'at least '}{answer['count']}")
+        _print_silent(_silent(answer))
 
 
 @app.command("export")
 @bundled
 def export_messages(
     to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="The file to write or replace.")],
-    search: SearchOptions,
+    filters: Filters,
     connection: Connection,
 ) -> None:
     """Write all pending messages of one moment into a Parquet file. A failure leaves no file."""
     with connection.open() as api:
         from bridge.commands.export import export_batches, write_parquet  # imports Arrow, which takes a while
 
-        with closing(export_batches(api, search.parameters())) as stream:
+        with closing(export_batches(api, parameters_of(filters))) as stream:
             rows = write_parquet(to, stream)
         say(f"{rows} messages written to {to}")
 
@@ -264,6 +202,7 @@ def list_targets(
         if output is OutputFormat.JSON:
             say(as_json(answer))
             return
+        _print_silent(_silent(answer))
         names = list(dict.fromkeys(name for row in rows for name in row))  # in the order of the API
         print_rows(names, [[shown(row.get(name)) for name in names] for row in rows])
 
@@ -271,31 +210,23 @@ def list_targets(
 # --- asking ----------------------------------------------------------------------------------------------------------
 
 
-def checked_place(text: str, what: str) -> str:
-    """`text` if it is TOPIC/PARTITION/OFFSET; it needs no quoting in a URL. Raises ConfigurationError."""
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}", text):
+def parameters_of(filters: BaseModel) -> dict[str, Any]:
+    """The given filters, as parameters or a body of the API."""
+    return filters.model_dump(mode="json", exclude_unset=True)
+
+
+def read_place(text: str, what: str) -> Origin:
+    """The place of a record, written as TOPIC/PARTITION/OFFSET. Raises ConfigurationError."""
+    try:
+        return parse_origin(text)
+    except ValueError:
         hint = "Write it like delay/0/42."
-        raise ConfigurationError(f"{what} is not TOPIC/PARTITION/OFFSET", hint=hint, code="DB-1003")
-    return text
+        raise ConfigurationError(f"{what} is not TOPIC/PARTITION/OFFSET", hint=hint, code="DB-1003") from None
 
 
-def _pages(
-    api: ApiClient, parameters: Sequence[tuple[str, str]], cursor: str | None, limit: int | None
-) -> Iterator[MessagePage]:
-    """The pages of the first `limit` messages, or of all. The bridge may end a page early in a long search."""
-    while True:
-        size = PAGE_MAX if limit is None else min(limit, PAGE_MAX)
-        where = [] if cursor is None else [("cursor", cursor)]
-        answer = api.get("messages", [*parameters, ("limit", str(size)), *where])
-        messages, following = objects(api, answer, "messages"), answer.get("next")
-        if not isinstance(following, str | None) or (following is not None and following == cursor):
-            raise api.foreign()
-        yield MessagePage(messages=messages, following=following)
-        if limit is not None:
-            limit -= len(messages)
-        if following is None or (limit is not None and limit <= 0):
-            return
-        cursor = following
+def checked_place(text: str, what: str) -> str:
+    """The same as text; it needs no quoting in a URL."""
+    return origin_text(*read_place(text, what))
 
 
 def objects(api: ApiClient, answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -308,24 +239,28 @@ def objects(api: ApiClient, answer: Mapping[str, Any], name: str) -> list[dict[s
 # --- printing --------------------------------------------------------------------------------------------------------
 
 
-def _print_json(pages: Iterable[MessagePage]) -> None:
-    """Print one document like the API's, a line for each message, page by page: there may be millions."""
-    before, following = '{"messages": [', None
+def _print_json(pages: Iterable[Mapping[str, Any]], name: str) -> None:
+    """Print one document like the API's, with a line for each item of the list."""
+    before, following, silent = f"{{{as_json(name)}: [", None, set[str]()
     for page in pages:
-        following = page.following
-        for message in page.messages:
-            put(f"{before}\n{as_json(message)}")
+        following = page["next"]
+        silent |= _silent(page)
+        for item in page[name]:
+            put(f"{before}\n{as_json(item)}")
             before = ","
-    put(f'{before.removeprefix(",")}\n], "next": {as_json(following)}}}\n')
+    incomplete = f', "incomplete": {as_json(sorted(silent))}' if silent else ""
+    put(f'{before.removeprefix(",")}\n], "next": {as_json(following)}{incomplete}}}\n')
 
 
-def _print_pages(pages: Iterable[MessagePage]) -> str | None:
-    """Print each page on arrival. Returns the cursor of the next page."""
-    following = None
-    for page in pages:
-        following = page.following
-        print_rows(COLUMNS, [_row(message) for message in page.messages])
-    return following
+def _silent(answer: Mapping[str, Any]) -> set[str]:
+    """The instances that did not answer."""
+    silent = answer.get("incomplete")
+    return set(map(str, silent)) if isinstance(silent, list) else set()
+
+
+def _print_silent(silent: Iterable[str]) -> None:
+    if silent:
+        say(f"incomplete: no answer of {', '.join(sorted(silent))}", err=True)
 
 
 def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -353,6 +288,11 @@ def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def _row(message: Mapping[str, Any]) -> list[str]:
     others = [shown(message.get(name)) for name in COLUMNS[2:]]
     return [shown(message.get("origin")), format_time(message.get("due")), *others]
+
+
+def print_answer(answer: Mapping[str, Any], output: OutputFormat, text: str) -> None:
+    """Print an answer as JSON, or its text for people."""
+    say(as_json(answer) if output is OutputFormat.JSON else text)
 
 
 def print_one(item: Mapping[str, Any], output: OutputFormat) -> None:

@@ -6,10 +6,11 @@ They are twins of the HTTP API, like `delay-bridge pending`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
+from bridge.api.filters import Filters
 from bridge.commands import pending
 from bridge.commands.invocation import bundled, say
 
@@ -26,14 +27,12 @@ COLUMNS: Final = ("origin", "next", "tick", "target", "id", "schedule")
 @bundled
 def list_schedules(
     connection: pending.Connection,
+    filters: Filters,
     listing: pending.Listing,
-    id: Annotated[str | None, typer.Option("--id", help="Only with this id.")] = None,
-    target: Annotated[str | None, typer.Option("--target", help="Only for this target.")] = None,
 ) -> None:
     """List recurring messages in the order of their next ticks."""
     with connection.open() as api:
-        parameters = pending.MessageOptions(id=id, target=target).parameters()
-        listing.show(api, "schedules", "schedules", parameters, COLUMNS, _row)
+        listing.show(api, "schedules", "schedules", filters, COLUMNS, _row)
 
 
 @app.command("get")
@@ -45,7 +44,7 @@ def get_schedule(
 ) -> None:
     """Show one recurring message and its next ticks. The exit status is 1 if it does not exist."""
     with connection.open() as api:
-        answer = api.get("schedules", pending.SearchOptions(origin=origin).parameters())
+        answer = api.get("schedules", {"origin": pending.checked_place(origin, "the message")})
         rows = pending.objects(api, answer, "schedules")
         if not rows:
             say(f"no recurring message {origin} on this instance", err=True)

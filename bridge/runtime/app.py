@@ -28,6 +28,7 @@ from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.targets.cache import Targets
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.http.logins import Logins
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.kafka.membership import Ownership
@@ -47,8 +48,6 @@ from bridge.start.identity_watch import IdentityWatch
 from bridge.stores.names import SourceName
 from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, Repeating, dispatcher_s
-from bridge.telemetry.http import ManagementServer, Protection
-from bridge.telemetry.logins import Logins
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from timerstore.clock import Clock, ClockWatch, SystemClock
 
@@ -203,18 +202,10 @@ class Application:
         beat, rest_s = self._hearts.watch("credentials", CALLS_S), max(credentials.LOOK_S, self._restart.wait_s())
         self._health.enter("checking", reasons=("brokers, topics, Java",))
         with (
-            ManagementServer(
-                settings.http.host,
-                settings.http.port,
-                health=self._health,
-                registry=self._metrics.registry,
-                protection=Protection.of(settings.http),
-                logins=self._logins,
-            ) as server,
+            wiring.make_management(settings, self._health, self._metrics, self._logins),
             self._api(),
             Repeating("clock-jumps", self._look_at_clock, self._hearts.watch("clock-jumps", LOOK_S), LOOK_INTERVAL_S),
         ):
-            log.info("management-port", host=settings.http.host, port=server.port)
             try:
                 self._check()
                 if not self._stopping:

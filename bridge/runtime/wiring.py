@@ -34,6 +34,9 @@ from bridge.delivery.resuming import LOOK_S, Named, Resuming
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.pauses import Pauses
+from bridge.http.logins import Logins
+from bridge.http.management import ManagementServer
+from bridge.http.protection import Protection
 from bridge.ingest.batches.choices import ENDS, Choices
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
@@ -48,10 +51,9 @@ from bridge.start.facts import states_of_others
 from bridge.start.first_commits import StartPlan
 from bridge.stores.names import SourceName
 from bridge.stores.stores import Stores
+from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, Heartbeats, Repeating
 from bridge.telemetry.heartbeats import LOOK_S as ANSWER_S
-from bridge.telemetry.http import Protection
-from bridge.telemetry.logins import Logins
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState
@@ -193,6 +195,16 @@ def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> Comma
         delay_max_ms=settings.delay.max,
         clock=clock,
     )
+
+
+def make_management(settings: Settings, health: Health, metrics: Metrics, logins: Logins) -> ManagementServer:
+    """The server of the management port."""
+    http = settings.http
+    server = ManagementServer(
+        http.host, http.port, health=health, registry=metrics.registry, protection=Protection.of(http), logins=logins
+    )
+    log.info("management-port", host=http.host, port=server.port)
+    return server
 
 
 def make_api(settings: Settings, answers: Source, logins: Logins, hearts: Heartbeats) -> AbstractContextManager[object]:

@@ -40,6 +40,11 @@ from bridge.settings.units import ANY_CASE, AUTO, duration, parse_bytes, parse_d
 DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DEAD_LETTER_SUFFIX: Final = ".dlt"
 TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+FILES: Final = re.compile(
+    r"lock|reserve|(checkpoint|being-read|chosen-ends|paused-targets|rows-in-doubt|skipped-batches|states-in-doubt)"
+    r"\.(json|json\.tmp|tmp|lock)"
+)
+"""Names of files in store.directory, where each delay topic has a directory of its name."""
 
 LEVELS_CHARS_MAX: Final = 1_040
 """Length of the levels, in ms and separated by commas. The committed metadata of each partition has them twice, since
@@ -57,6 +62,8 @@ def _legal_name(value: str) -> str:
 def _delay_topic_name(value: str) -> str:
     if value.startswith("__"):
         raise ValueError(f"{value!r} is an internal topic")
+    if FILES.fullmatch(value):
+        raise ValueError(f"{value!r} is the name of a file in store.directory; use another topic")
     return _legal_name(value)
 
 

@@ -30,15 +30,16 @@ JVM_LOGGER: Final = "bridge.spark.jvm"
 JVM_LINES_MAX: Final = 100
 """Lines of the JVM's output within JVM_PERIOD_S: some stack traces. A task that keeps failing prints thousands."""
 JVM_PERIOD_S: Final = 60.0
-BY_RECORDS: Final = frozenset(
+RATIONED: Final = frozenset(
     {
         *("answer-dropped", "dead-letter-cut", "dead-letter-plain", "dead-letter-written"),
         *("record-not-held", "target-breaker-open", "target-failing", "transaction-aborted"),
+        *("accept-failed", "api-failed", "api-search-failed", "peer-unavailable"),
     }
 )
-"""Events that every record of a producer can cause."""
-BY_RECORDS_LINES_MAX: Final = 20
-BY_RECORDS_PERIOD_S: Final = 60.0
+"""Events that every record of a producer, or every request or connection of an HTTP client, can cause."""
+RATIONED_LINES_MAX: Final = 20
+RATIONED_PERIOD_S: Final = 60.0
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -89,7 +90,7 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
-    for chatty in ("py4j", "pyspark", "urllib3"):
+    for chatty in ("httpcore", "httpx", "py4j", "pyspark", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # A failed call to Spark raises its error. This logger would add a traceback for every call that a stop cuts off.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
@@ -154,11 +155,11 @@ class Ration(logging.Filter):
 
 
 class RationByEvent(logging.Filter):
-    """Gives each event of `BY_RECORDS` its own ration: a million records cause a line every few seconds."""
+    """Gives each event of `RATIONED` its own ration: a million records cause a line every few seconds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._rations = {event: Ration(BY_RECORDS_LINES_MAX, BY_RECORDS_PERIOD_S) for event in BY_RECORDS}
+        self._rations = {event: Ration(RATIONED_LINES_MAX, RATIONED_PERIOD_S) for event in RATIONED}
 
     def filter(self, record: logging.LogRecord) -> bool:
         event = record.msg.get("event") if isinstance(record.msg, dict) else None

@@ -175,10 +175,12 @@ class Rig:
         """
         self.is_opened_early = is_opened_early
         self.clock = clock or SystemClock()
+        self.directory = TemporaryDirectory(prefix="rig-")
         self.settings = settings_for(
             bootstrap,
             delay_topic,
             bridge={"instance": instance},
+            store={"directory": self.directory.name},
             delivery={"mode": mode, "session_timeout": session_timeout},
             targets={"deny": list(deny)},
         )
@@ -219,7 +221,6 @@ class Rig:
             commit_interval_ms=self.settings.delivery.commit_interval,
             transaction_rows=transaction_rows,
         )
-        self.directory = TemporaryDirectory(prefix="rig-")
         self.store: Stores | None = None
         self.states: dict[SourceName, CommittedState] = {}
 

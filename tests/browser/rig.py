@@ -10,9 +10,9 @@ from typing import Any, Final
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page
 
 from bridge.api.listener import Listener
+from bridge.http.protection import Protection
 from bridge.stores.search import PendingRow
 from bridge.telemetry.health import Phase
-from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import StoreSnapshot
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Letters, Store, letter, message
 from timerstore.operations.find import PendingState

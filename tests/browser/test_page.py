@@ -86,7 +86,7 @@ def test_what_comes_again_says_when(chromium: Browser) -> None:
 def test_a_filter_that_is_wrong_says_so(chromium: Browser) -> None:
     """And can be corrected in its place; those without a field can be taken off."""
     with looking(chromium, bridge(), "/messages?origin=nonsense&at_until=0") as (page, _):
-        expect(page.get_by_role("alert")).to_contain_text("TOPIC/PARTITION/OFFSET")
+        expect(page.get_by_role("alert")).to_contain_text("topic/partition/offset")
         page.get_by_label("Origin").fill("delay/0/5")
         page.get_by_label("Origin").press("Enter")
         expect(page.locator("main")).to_contain_text("No message matches.")

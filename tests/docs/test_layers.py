@@ -14,7 +14,7 @@ STORE: Final = (
 )
 DELIVERY: Final = ("delivery/targets", "delivery/doubt", "delivery/plan", "delivery/producer", "delivery")
 BRIDGE: Final = (
-    *("errors", "json_file", "stores", "wire", "settings", "telemetry", "kafka", "client", "spark"),
+    *("errors", "json_file", "stores", "wire", "settings", "telemetry", "http", "kafka", "client", "spark"),
     *("ingest/watch", "ingest/batches", "ingest", "dead_letters"),
     *(*DELIVERY, "start", "install", "checks", "api", "runtime", "commands", "analysis", "__main__"),
 )

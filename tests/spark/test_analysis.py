@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bridge.analysis import PendingDataSource
 from bridge.api.listener import Listener
+from bridge.http.protection import Protection
 from bridge.stores.search import SCHEMA, Query
-from bridge.telemetry.http import Protection
 from tests.model.stores import batch
 from tests.unit.bridge.api import fakes
 from tests.unit.bridge.api.test_export import Bridge

@@ -19,8 +19,8 @@ from timerstore.log.segment import Segment, SegmentReader
 from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import Tally, labels
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat, select
+from timerstore.operations.snapshot import Snapshot, looked
 from timerstore.operations.state import StoreState
-from timerstore.operations.view import View, looked
 from timerstore.rows.entry import PAYLOAD, UNCOPYABLE, Kind
 from timerstore.rows.position import Bools, Int64s, Positions
 
@@ -45,7 +45,7 @@ def rows_of(
     wanted = list(dict.fromkeys((*COLUMNS, *columns)))
     if not len(origins):
         return EMPTY, pa.schema([PAYLOAD.field(name) for name in wanted]).empty_table()
-    parts = looked(state, lambda view: _bounded(_in_view(state, view, origins, wanted), bytes_max))
+    parts = looked(state, lambda snapshot: _bounded(_in_snapshot(state, snapshot, origins, wanted), bytes_max))
     rows = concat([part for part, _ in parts])
     table = pa.concat_tables([table.select(wanted) for _, table in parts])
     return _where(rows, table, ~state.finished(rows))
@@ -68,13 +68,13 @@ def covered_in(state: StoreState, segment: Segment, finished: Callable[[Position
     return state.cancels.tally_once(concat_timers(parts), finished or state.finished)
 
 
-def _in_view(
-    state: StoreState, view: View, origins: Int64s, columns: Sequence[str]
+def _in_snapshot(
+    state: StoreState, snapshot: Snapshot, origins: Int64s, columns: Sequence[str]
 ) -> Iterator[tuple[RowRefs, pa.Table]]:
-    yield _in_memory(state, view, origins, columns)
-    for segment in view.segments:
+    yield _in_memory(state, snapshot, origins, columns)
+    for segment in snapshot.segments:
         for rows, table in _in_segment(segment, origins, columns):
-            yield _where(rows, table, ~view.is_resident(rows) & ~_covered(state, rows, table))
+            yield _where(rows, table, ~snapshot.is_resident(rows) & ~_covered(state, rows, table))
 
 
 def _bounded(found: Iterator[tuple[RowRefs, pa.Table]], bytes_max: int | None) -> list[tuple[RowRefs, pa.Table]]:
@@ -87,14 +87,16 @@ def _bounded(found: Iterator[tuple[RowRefs, pa.Table]], bytes_max: int | None) -
     return parts
 
 
-def _in_memory(state: StoreState, view: View, origins: Int64s, columns: Sequence[str]) -> tuple[RowRefs, pa.Table]:
-    everything, begins = view.payload(["origin"])
+def _in_memory(
+    state: StoreState, snapshot: Snapshot, origins: Int64s, columns: Sequence[str]
+) -> tuple[RowRefs, pa.Table]:
+    everything, begins = snapshot.payload(["origin"])
     # A pass over one column, in the order of memory, leaves few rows for the others.
     may_be = np.isin(everything.column("origin").to_numpy(), origins)
-    rows = concat([run[may_be[begins[run.chunk] + run.row]] for run in view.runs])
+    rows = concat([run[may_be[begins[run.chunk] + run.row]] for run in snapshot.runs])
     if not len(rows):
         return rows, pa.schema([PAYLOAD.field(name) for name in columns]).empty_table()
-    chunks = {chunk: view.chunks[chunk].select(list(columns)) for chunk in np.unique(rows.chunk).tolist()}
+    chunks = {chunk: snapshot.chunks[chunk].select(list(columns)) for chunk in np.unique(rows.chunk).tolist()}
     table = pa.Table.from_batches([materialize(chunks, rows.chunk, rows.row)])
     rows, table = _where(rows, table, _named(table, origins))
     return _where(rows, table, ~_covered(state, rows, table))

@@ -23,8 +23,8 @@ from timerstore.log.segment import ROW_GROUP_ROWS, Segment, SegmentReader, open_
 from timerstore.memory.chunks import materialize
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.find import BULKY, POSITION_COLUMNS, STATES, Hits, LogQuery, Search
+from timerstore.operations.snapshot import Snapshot, looked
 from timerstore.operations.state import StoreState
-from timerstore.operations.view import View, looked
 from timerstore.rows.entry import HEADERS, PAYLOAD_COLUMNS
 from timerstore.rows.position import ORIGIN
 
@@ -63,15 +63,15 @@ class Export:
     `next` raises Corrupt, DiskFailure.
     """
 
-    def __init__(self, state: StoreState, view: View, query: LogQuery, now_ms: int, *, bulky: bool) -> None:
+    def __init__(self, state: StoreState, snapshot: Snapshot, query: LogQuery, now_ms: int, *, bulky: bool) -> None:
         """Raises Corrupt, DiskFailure."""
         self._names = [n for n in PAYLOAD_COLUMNS if n not in _OUTSIDE and (bulky or n not in BULKY)]
         self._files = ExitStack()
-        self._view = view
-        self._search = Search(state, self._view, query, now_ms, ORIGIN)
+        self._snapshot = snapshot
+        self._search = Search(state, self._snapshot, query, now_ms, ORIGIN)
         self._plan: list[tuple[Segment, pa.NativeFile, list[int]]] = []
         try:
-            for segment in self._view.segments:
+            for segment in self._snapshot.segments:
                 if groups := np.flatnonzero(self._search.may_fit(segment)).tolist():
                     self._plan.append((segment, self._files.enter_context(open_file(segment)), groups))
         except BaseException:
@@ -99,8 +99,8 @@ class Export:
                         yield from self._in_group(segment, reader, group)
 
     def _in_memory(self) -> Iterator[pa.RecordBatch]:
-        hits, chunks = self._search.in_memory(), self._view.chunks
-        self._view = self._search.view = replace(self._view, chunks={})
+        hits, chunks = self._search.in_memory(), self._snapshot.chunks
+        self._snapshot = self._search.snapshot = replace(self._snapshot, chunks={})
         size = np.ones(max(chunks, default=-1) + 1, dtype=np.int64)
         for c, payload in chunks.items():
             size[c] += payload.nbytes // max(1, payload.num_rows)
@@ -144,4 +144,4 @@ EMPTY: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 def export(state: StoreState, query: LogQuery, now_ms: int, *, bulky: bool) -> Export:
     """See `TimerStore.export`."""
-    return looked(state, lambda view: Export(state, view, query, now_ms, bulky=bulky))
+    return looked(state, lambda snapshot: Export(state, snapshot, query, now_ms, bulky=bulky))

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final, Self
 
 import numpy as np
@@ -29,9 +28,12 @@ from timerstore.cancels.digests import digest
 from timerstore.errors import Misuse
 from timerstore.log.segment import Segment, SegmentReader
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat, select
+from timerstore.operations.snapshot import Snapshot, looked
 from timerstore.operations.state import StoreState
-from timerstore.operations.view import View, looked
 from timerstore.rows.entry import PAYLOAD_COLUMNS, Kind
+from timerstore.rows.pending_state import PENDING as PENDING
+from timerstore.rows.pending_state import STATES as STATES
+from timerstore.rows.pending_state import PendingState as PendingState
 from timerstore.rows.position import ORIGIN, Bools, Int64s, Position
 
 ROWS_MAX: Final = 1_000
@@ -49,28 +51,6 @@ POSITION_COLUMNS: Final = ("offset", "at")
 STATE_COLUMNS: Final = ("kind", "id", "origin", "due", "attempt", "rolls")
 """The columns that decide the state of a row."""
 BULKY: Final = ("value", "headers")
-
-
-class PendingState(StrEnum):
-    """The state of a pending message: the first one that applies."""
-
-    CANCELLED = "cancelled"
-    """Its cancel has been read; delivery passes over the row when it is due."""
-    RETRYING = "retrying"
-    """Its target did not take it; it waits for the next attempt."""
-    OVERDUE = "overdue"
-    """Its delivery, or its roll, is late."""
-    ROLLED = "rolled"
-    """The bridge has written it again, and will write it once more: it is due beyond the roll window."""
-    PAUSED = "paused"
-    """Its target is paused; it would be waiting otherwise."""
-    WAITING = "waiting"
-    """It waits for its delivery, or for its first roll."""
-
-
-STATES: Final = tuple(PendingState)
-PENDING: Final = frozenset(STATES) - {PendingState.CANCELLED}
-"""The states of messages that will be delivered, as the gauges count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +200,8 @@ class Find:
     def _search(self, query: LogQuery, now_ms: int, after: Position, limit: int, scanned_rows_max: int) -> Search:
         """A search that has run; the caller closes it."""
 
-        def look(view: View) -> Search:
-            search = Search(self._state, view, query, now_ms, after)
+        def look(snapshot: Snapshot) -> Search:
+            search = Search(self._state, snapshot, query, now_ms, after)
             try:
                 search.run(limit, scanned_rows_max)
             except BaseException:
@@ -236,11 +216,11 @@ class Search:
     """One pass over a snapshot. `hits` are the first matching rows, `total` is their number in the pass. `complete_to`
     is the position that an incomplete pass has reached. It is a context: files stay open until its end."""
 
-    def __init__(self, state: StoreState, view: View, query: LogQuery, now_ms: int, after: Position) -> None:
+    def __init__(self, state: StoreState, snapshot: Snapshot, query: LogQuery, now_ms: int, after: Position) -> None:
         self.hits = NO_HITS
         self.total = 0
         self.complete_to: Position | None = None
-        self._state, self.view, self._query = state, view, query
+        self._state, self.snapshot, self._query = state, snapshot, query
         self._now_ms, self._after = now_ms, after
         self._files = ExitStack()
         self._readers: dict[Segment, SegmentReader] = {}
@@ -328,7 +308,7 @@ class Search:
         """The batches to which hits refer, with at least these columns; memory holds one row group at a time."""
         for c in np.unique(chunk).tolist():
             if c >= 0:
-                yield c, self.view.chunks[c]
+                yield c, self.snapshot.chunks[c]
             else:
                 segment, group = self._groups[-1 - c]
                 yield c, self._reader(segment).read(group, names).combine_chunks().to_batches()[0]
@@ -337,11 +317,11 @@ class Search:
 
     def in_memory(self) -> Hits:
         """The matching rows in memory."""
-        view = self.view
-        rows = concat([run[~run.at_or_below(self._after)] for run in view.runs])
+        snapshot = self.snapshot
+        rows = concat([run[~run.at_or_below(self._after)] for run in snapshot.runs])
         if not len(rows):
             return NO_HITS
-        table, begins = view.payload(self._columns)
+        table, begins = snapshot.payload(self._columns)
         index = begins[rows.chunk] + rows.row
         fits = self._fits(table)[index] & self._is_at(rows)
         rows, index = rows[fits], index[fits]
@@ -352,7 +332,7 @@ class Search:
     def _ordered_groups(self) -> list[tuple[Position, Segment, int]]:
         """The row groups that may have matching rows, in the order of their first positions."""
         row_groups: list[tuple[Position, Segment, int]] = []
-        for segment in self.view.segments:
+        for segment in self.snapshot.segments:
             firsts = segment.fences
             groups = np.flatnonzero(self.may_fit(segment)).tolist()
             row_groups += [(Position(int(firsts.at[g]), int(firsts.offset[g])), segment, g) for g in groups]
@@ -362,7 +342,7 @@ class Search:
         """Mask of a segment's row groups that may have matching rows."""
         query, fences = self._query, segment.fences
         lasts = segment.lasts()
-        mask = ~lasts.at_or_below(self._after) & ~lasts.at_or_below(self.view.frontier)
+        mask = ~lasts.at_or_below(self._after) & ~lasts.at_or_below(self.snapshot.frontier)
         if query.at_until_ms is not None:
             mask &= fences.at < query.at_until_ms
         if query.at_from_ms is not None:
@@ -398,7 +378,7 @@ class Search:
     def in_table(self, table: pa.Table) -> Hits:
         """The matching rows among rows of a segment; `row` is the index in `table`."""
         refs = select(table)
-        fits = ~self.view.is_resident(refs) & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
+        fits = ~self.snapshot.is_resident(refs) & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
         return self._judged(refs[fits], table.select(self._columns).filter(pa.array(fits)))
 
     def _reader(self, segment: Segment) -> SegmentReader:
@@ -462,14 +442,14 @@ class Search:
         state[(due > rows.at) & (rolls > 0)] = STATES.index(PendingState.ROLLED)
         state[rows.at <= self._now_ms] = STATES.index(PendingState.OVERDUE)
         state[payload.column("attempt").to_numpy() > 0] = STATES.index(PendingState.RETRYING)
-        cancels, tombstones = self._state.cancels, self.view.tombstones
+        cancels, tombstones = self._state.cancels, self.snapshot.tombstones
         origin = payload.column("origin").to_numpy()
         is_cancelled = cancels.cancelled_by(tombstones, payload)
         is_cancelled |= cancels.recalled(tombstones, rows.offset, origin)
         state[is_cancelled] = STATES.index(PendingState.CANCELLED)
         wanted = ~cancels.moved(tombstones, rows.offset, origin)
         wanted &= np.isin(state, [STATES.index(each) for each in self._query.states])
-        wanted &= ~self.view.committed.finished(rows)
+        wanted &= ~self.snapshot.committed.finished(rows)
         rows, state = rows[wanted], state[wanted]
         order = np.lexsort((rows.offset, rows.at))
         return Hits(rows[order], state[order])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated
 
 from fastapi import Body
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from bridge.api import cursor as cursors
-from bridge.api.models import INCOMPLETE, Filters, Text, parsed_parameter
+from bridge.api.filters import Filters, Text, parsed_parameter
+from bridge.api.models import INCOMPLETE, View
 from bridge.stores.names import NamedPosition
-from bridge.wire.answers import Answer, Outcome
+from bridge.wire.answers import Outcome
 from bridge.wire.committed_state import WHY_CHARS_MAX
 from bridge.wire.headers import AS_DUE_MS, origin_text, parse_duration, parse_until
 
@@ -21,6 +22,7 @@ class EmptyBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+OriginText = Annotated[str, BeforeValidator(lambda origin: origin_text(*origin))]
 Nothing = Annotated[EmptyBody | None, Body()]
 """No body, or an empty one."""
 
@@ -46,17 +48,13 @@ class When(BaseModel):
         return due_ms
 
 
-class Acted(BaseModel):
+class Acted(View):
     """The outcome of an action."""
 
     outcome: Outcome
     count: int = Field(description="The number of messages with this outcome.")
     origin: str = Field(description="topic/partition/offset of the message's first record.")
-    command: str = Field(description="topic/partition/offset of the command in the delay topic.")
-
-    @classmethod
-    def of(cls, done: Answer, origin: str) -> Self:
-        return cls(outcome=done.outcome, count=done.count, origin=origin, command=origin_text(*done.command))
+    command: OriginText = Field(description="topic/partition/offset of the command in the delay topic.")
 
 
 class Many(Filters):

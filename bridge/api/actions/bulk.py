@@ -21,11 +21,11 @@ from fastapi.responses import StreamingResponse
 
 from bridge.api import cursor as cursors
 from bridge.api.actions.bodies import BulkProgress
-from bridge.api.guard import Workers
 from bridge.api.problems import Problem
-from bridge.api.routing import PREFIX, Asked
+from bridge.api.routing import Asked
 from bridge.api.source import CommandChannel, NotOwnedError, Order, PendingMessages
 from bridge.errors import BridgeError
+from bridge.http.workers import Unavailable, Workers
 from bridge.stores.names import NamedPosition, SourceName
 from bridge.stores.search import Query
 from bridge.wire.answers import Answer, Outcome
@@ -39,7 +39,6 @@ BULKS_MAX: Final = 2
 PAGES_MAX: Final = 4
 """Pages of an action at a time: a transaction takes no longer for several."""
 PAGE_ROWS: Final = ORIGINALS_MAX
-PATHS: Final = tuple(f"{PREFIX}/messages/{action}" for action in ("cancel", "move", "deliver"))
 MARGIN_S: Final = 5.0
 PAGE_S: Final = 60.0
 """The longest wait for the answers to a page: longer than a rebalance, or the loss of a node."""
@@ -124,8 +123,8 @@ class Bulks:
                 yield line(complete=False)
         except _SilentError:
             error = f"no answers within {PAGE_S:.0f} s: the commands of the last pages are in the delay topic"
-        except Problem as problem:
-            error = problem.detail
+        except Unavailable as late:
+            error = str(late)
         except (BridgeError, TimerStoreError) as failure:
             error = failure.message
         except KeyError:

@@ -13,13 +13,13 @@ from fastapi.responses import JSONResponse, Response
 from bridge.api import models
 from bridge.api.actions.bodies import Acted, BulkProgress, Many, ManyMoved, Nothing, When
 from bridge.api.actions.bulk import MEDIA_TYPE, Bulks, Job
+from bridge.api.filters import Filters
 from bridge.api.peers.bulk import everywhere
 from bridge.api.problems import Problem, not_ready
 from bridge.api.routing import (
     ACTION_REFUSALS,
     NOT_FOUND,
     PLACE,
-    PREFIX,
     Asked,
     Place,
     Responses,
@@ -29,7 +29,7 @@ from bridge.api.routing import (
     note,
     unavailable,
 )
-from bridge.api.source import NotOwnedError, Order
+from bridge.api.source import PREFIX, NotOwnedError, Order
 from bridge.errors import BridgeError
 from bridge.wire.headers import NEVER_MS, NEXT_MS, Origin, origin_text
 
@@ -39,68 +39,90 @@ ANSWER_S: Final = 10.0
 Due = int | None
 
 
+ONE: Final = (
+    ACTION_REFUSALS
+    | NOT_FOUND
+    | error_response(HTTPStatus.GATEWAY_TIMEOUT, "The command is written, and has no answer yet.")
+)
+MANY: Final[Responses] = ACTION_REFUSALS | {
+    200: {
+        "description": "With dry_run: the number of matching messages (JSON); else: the progress, line by line.",
+        "model": models.Counted,
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/BulkProgress"}}},
+    },
+}
+
+
 def add_message_actions(app: FastAPI, asked: Asked) -> None:
-    unanswered = error_response(HTTPStatus.GATEWAY_TIMEOUT, "The command is written, and has no answer yet.")
-    one = ACTION_REFUSALS | NOT_FOUND | unanswered
-    many: Responses = ACTION_REFUSALS | {
-        200: {
-            "description": "With dry_run: the number of matching messages (JSON); else: the progress, line by line.",
-            "model": models.Counted,
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/BulkProgress"}}},
-        },
-    }
-    bulks = Bulks(asked)
+    acts = _Actions(asked)
+    _add_single_actions(app, acts)
+    _add_bulk_actions(app, acts)
+
+
+def _add_single_actions(app: FastAPI, acts: _Actions) -> None:
     single = f"{PREFIX}/messages/{PLACE}"
 
-    @app.post(f"{single}/cancel", operation_id="cancel", responses=one)
+    @app.post(f"{single}/cancel", operation_id="cancel", responses=ONE)
     async def cancel(request: Request, place: Place, _: Nothing = None) -> Acted:
         """Cancel the message with this origin."""
-        return await act(request, "cancel", place, None)
+        return await acts.act_on_one(request, "cancel", place, None)
 
-    @app.post(f"{single}/move", operation_id="move", responses=one)
+    @app.post(f"{single}/move", operation_id="move", responses=ONE)
     async def move(request: Request, place: Place, when: When) -> Acted:
         """Move a message to another due time."""
-        return await act(request, "move", place, checked(lambda: when.due_ms(now_ms())))
+        return await acts.act_on_one(request, "move", place, checked(lambda: when.due_ms(acts.now_ms())))
 
-    @app.post(f"{single}/deliver", operation_id="deliver", responses=one)
+    @app.post(f"{single}/deliver", operation_id="deliver", responses=ONE)
     async def deliver(request: Request, place: Place, _: Nothing = None) -> Acted:
         """Deliver a message now."""
-        return await act(request, "deliver", place, now_ms())
+        return await acts.act_on_one(request, "deliver", place, acts.now_ms())
 
-    @app.post(f"{single}/pause", operation_id="pause_schedule", responses=one)
+    @app.post(f"{single}/pause", operation_id="pause_schedule", responses=ONE)
     async def pause_schedule(request: Request, place: Place, _: Nothing = None) -> Acted:
         """Pause a recurring message: deliver no ticks until it is resumed."""
-        return await act(request, "pause", place, NEVER_MS)
+        return await acts.act_on_one(request, "pause", place, NEVER_MS)
 
-    @app.post(f"{single}/resume", operation_id="resume_schedule", responses=one)
+    @app.post(f"{single}/resume", operation_id="resume_schedule", responses=ONE)
     async def resume_schedule(request: Request, place: Place, _: Nothing = None) -> Acted:
         """Resume a paused recurring message at its next regular tick."""
-        return await act(request, "resume", place, NEXT_MS)
+        return await acts.act_on_one(request, "resume", place, NEXT_MS)
 
-    @app.post(f"{PREFIX}/messages/cancel", operation_id="cancel_many", responses=many, response_class=Response)
+
+def _add_bulk_actions(app: FastAPI, acts: _Actions) -> None:
+    @app.post(f"{PREFIX}/messages/cancel", operation_id="cancel_many", responses=MANY, response_class=Response)
     async def cancel_many(request: Request, which: Many) -> Response:
         """Cancel all matching messages."""
-        return await act_on(request, "cancel", which, None)
+        return await acts.act_on_many(request, "cancel", which, None)
 
-    @app.post(f"{PREFIX}/messages/move", operation_id="move_many", responses=many, response_class=Response)
+    @app.post(f"{PREFIX}/messages/move", operation_id="move_many", responses=MANY, response_class=Response)
     async def move_many(request: Request, which: ManyMoved) -> Response:
         """Move all matching messages to another due time."""
-        return await act_on(request, "move", which, checked(lambda: which.due_ms(now_ms())))
+        return await acts.act_on_many(request, "move", which, checked(lambda: which.due_ms(acts.now_ms())))
 
-    @app.post(f"{PREFIX}/messages/deliver", operation_id="deliver_many", responses=many, response_class=Response)
+    @app.post(f"{PREFIX}/messages/deliver", operation_id="deliver_many", responses=MANY, response_class=Response)
     async def deliver_many(request: Request, which: Many) -> Response:
         """Deliver all matching messages now."""
-        return await act_on(request, "deliver", which, now_ms())
+        return await acts.act_on_many(request, "deliver", which, acts.now_ms())
 
-    def now_ms() -> int:
-        return asked.source.now_ms()
 
-    async def act(request: Request, action: str, origin: Origin, due_ms: Due) -> Acted:
+class _Actions:
+    """The actions of all routes; for one event loop."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked, self._bulks = asked, Bulks(asked)
+
+    def now_ms(self) -> int:
+        return self._asked.source.now_ms()
+
+    async def act_on_one(self, request: Request, action: str, origin: Origin, due_ms: Due) -> Acted:
+        """Act on the message with this origin; its answer has ANSWER_S."""
         name = origin_text(*origin)
-        commands = asked.there(asked.source.commands())
+        commands = self._asked.there(self._asked.source.commands())
         try:
             topic, partition, offset = origin
-            (future,) = await asked.workers.run(lambda: commands.send([Order((topic, partition), (offset,), due_ms)]))
+            (future,) = await self._asked.workers.run(
+                lambda: commands.send([Order((topic, partition), (offset,), due_ms)])
+            )
             (done,) = await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_S)
         except NotOwnedError:
             detail = f"{name}: another instance owns its partition, or its topic is not a delay topic."
@@ -116,29 +138,33 @@ def add_message_actions(app: FastAPI, asked: Asked) -> None:
         except BridgeError as error:
             raise unavailable(error) from None
         note(request, action, name, outcome=done.outcome.value, count=done.count)
-        return Acted.of(done, name)
+        return Acted.of(done, origin=name)
 
-    async def act_on(request: Request, action: str, which: Many, due_ms: Due) -> Response:
-        must_choose(which, models.Filters, all=which.all)
-        query, after = asked.marked(checked(which.query)), checked(which.after_position)
+    async def act_on_many(self, request: Request, action: str, which: Many, due_ms: Due) -> Response:
+        """Act on all matching messages, at all instances, or count them."""
+        must_choose(which, Filters, all=which.all)
+        query, after = self._asked.query(**checked(which.values)), checked(which.after_position)
         if which.dry_run:
-            count = await asked.ask(lambda store: store.count_where(query, now_ms()))
-            return JSONResponse(models.Counted(count=count.rows, exact=count.is_exact).model_dump(exclude_unset=True))
-        others, store, commands = asked.others(request), asked.source.pending(), asked.source.commands()
+            return JSONResponse((await self._asked.count(query)).model_dump(exclude_unset=True))
+        others, store, commands = (
+            self._asked.others(request),
+            self._asked.source.pending(),
+            self._asked.source.commands(),
+        )
         lines = None
         if store is not None and commands is not None:
             job = Job(
                 store=store, commands=commands, query=query, after=after, due_ms=due_ms, ends=store.next_offsets(),
-                now_ms=now_ms,
+                now_ms=self.now_ms,
             )  # fmt: skip
-            lines = bulks.run(job)
+            lines = self._bulks.run(job)
         if others is not None:
             # All instances get the same due time, by the clock of this one.
             when = {"due": str(due_ms)} if action == "move" else {}
             body = which.model_dump(mode="json", exclude_defaults=True, exclude={"due", "after"}) | when
-            lines = everywhere(lines, others, request.url.path, json.dumps(body).encode(), which.cursor)
+            lines = everywhere(lines, others, request.scope["path"], json.dumps(body).encode(), which.cursor)
         if lines is None:
-            raise not_ready(asked.source.phase())
+            raise not_ready(self._asked.source.phase())
 
         def ended(last: BulkProgress) -> None:
             chosen = which.model_dump(mode="json", exclude_defaults=True)
@@ -146,4 +172,4 @@ def add_message_actions(app: FastAPI, asked: Asked) -> None:
             outcomes = {kind.value: count for kind, count in last.outcomes.items()}
             note(request, action, chosen, outcome=outcome, count=last.done, outcomes=outcomes)
 
-        return bulks.answer(lines, which.cursor, ended)
+        return self._bulks.answer(lines, which.cursor, ended)

@@ -9,7 +9,8 @@ from fastapi import Body, FastAPI, Request
 
 from bridge.api.actions.bodies import Nothing, PauseWanted, TargetPause
 from bridge.api.problems import Problem
-from bridge.api.routing import ACTION_REFUSALS, PREFIX, Asked, Topic, note, unavailable
+from bridge.api.routing import ACTION_REFUSALS, Asked, Topic, note, unavailable
+from bridge.api.source import PREFIX
 from bridge.errors import BridgeError
 from bridge.wire.headers import check_topic
 

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, StringConstraints
 
 from bridge.api import cursor as cursors
-from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, Bulk, Text, bulk, fitting_answer, parse_time
-from bridge.dead_letters.listing import LetterPage, PlacedLetter
+from bridge.api.filters import LetterFilters, Text
+from bridge.api.models import LIMIT_DEFAULT, Bulk, Preview, View, fitting_answer
+from bridge.dead_letters.listing import LetterPage
 from bridge.stores.names import SourceName
-from bridge.wire.letters import LetterChoice, RedriveReport
+from bridge.wire.letters import RedriveReport
 
 LIMIT_MAX: Final = 1_000
 HEADERS_MAX: Final = 100
 """Maximum number of headers that a redrive sets."""
 
 HeaderName = Annotated[str, StringConstraints(min_length=1, max_length=250)]
-
-
-class LetterFilters(BaseModel):
-    """The wanted dead letters: those that match all filters."""
-
-    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
-
-    topic: Text | None = Field(default=None, description="The delay topic that they come from.")
-    reason: list[Text] = Field(default=[], max_length=50, description="The reason: one of these.")
-    target: Text | None = Field(default=None, description="Their target.")
-    since: Text | None = Field(
-        default=None, description="The earliest time of their records: RFC 3339 with a zone, or epoch ms."
-    )
-    until: Text | None = Field(default=None, description="The end of the times of their records, exclusive.")
-
-    def choice(self, **more: Any) -> LetterChoice:
-        """The same for the reader. Raises ValueError with the name of the invalid parameter."""
-        return LetterChoice(
-            topics=[] if self.topic is None else [self.topic],
-            reasons=self.reason,
-            targets=[] if self.target is None else [self.target],
-            since_ms=parse_time("since", self.since),
-            until_ms=parse_time("until", self.until),
-            **more,
-        )
 
 
 class LetterPageFilters(LetterFilters):
@@ -56,55 +33,32 @@ class LetterPageFilters(LetterFilters):
         return None if self.cursor is None else cursors.read_below(self.cursor)
 
 
-class DeadLetter(BaseModel):
+class DeadLetter(View):
     """A dead letter. `topic`, `partition` and `offset` are those of its record in the dead-letter topic."""
 
-    topic: str
-    partition: int
-    offset: int
-    ts: int = Field(description="The time of its record.")
-    reason: str
-    detail: str = Field(description="The exact fault.")
-    origin: str = Field(description="topic/partition/offset of the message's first record.")
-    delay_topic: str
-    target: str = Field(description="Empty: the message named none.")
-    attempts: int
-    key: Blob | None
+    topic: str = Field(validation_alias=AliasPath("place", 0))
+    partition: int = Field(validation_alias=AliasPath("place", 1))
+    offset: int = Field(validation_alias=AliasPath("place", 2))
+    ts: int = Field(validation_alias="ts_ms", description="The time of its record.")
+    reason: str = Field(validation_alias=AliasPath("letter", "reason"))
+    detail: str = Field(validation_alias=AliasPath("letter", "detail"), description="The exact fault.")
+    origin: str = Field(
+        validation_alias=AliasPath("letter", "origin"),
+        description="topic/partition/offset of the message's first record.",
+    )
+    delay_topic: str = Field(validation_alias=AliasPath("letter", "topic"))
+    target: str = Field(validation_alias=AliasPath("letter", "target"), description="Empty: the message named none.")
+    attempts: int = Field(validation_alias=AliasPath("letter", "attempts"))
+    key: Preview
     cut: bool = Field(
-        description="true: the value was too large. Only the delay topic has the record, until its retention ends."
+        validation_alias=AliasPath("letter", "is_cut"),
+        description="true: the value was too large. Only the delay topic has the record, until its retention ends.",
     )
     redriven: bool | None = Field(description="Whether it was redriven; null: unknown, too many records follow it.")
-
-    @classmethod
-    def of(cls, placed: PlacedLetter) -> Self:
-        return cls(**cls._fields(placed))
-
-    @staticmethod
-    def _fields(placed: PlacedLetter) -> dict[str, Any]:
-        (topic, partition, offset), letter = placed.place, placed.letter
-        return {
-            "topic": topic,
-            "partition": partition,
-            "offset": offset,
-            "ts": placed.ts_ms,
-            "reason": letter.reason,
-            "detail": letter.detail,
-            "origin": letter.origin,
-            "delay_topic": letter.topic,
-            "target": letter.target,
-            "attempts": letter.attempts,
-            "key": None if placed.key is None else Blob.of(placed.key, PREVIEW_BYTES_MAX),
-            "cut": letter.is_cut,
-            "redriven": placed.redriven,
-        }
 
 
 class DeadLetterDetail(DeadLetter, Bulk):
     """One dead letter with its headers and value."""
-
-    @classmethod
-    def of_all(cls, placed: PlacedLetter, *, show_payloads: bool) -> Self:
-        return cls(**cls._fields(placed), **bulk(placed.letter.headers, placed.value, show_payloads=show_payloads))
 
 
 class DeadLetters(BaseModel):
@@ -180,6 +134,11 @@ class LetterCount(BaseModel):
     target: str
     count: int
 
+    @classmethod
+    def of(cls, counts: Iterable[tuple[tuple[str, str], int]]) -> list[Self]:
+        """The numbers by reason and target."""
+        return [cls(reason=reason, target=target, count=count) for (reason, target), count in counts]
+
 
 class LettersCounted(BaseModel):
     """The number of matching letters, by reason and target."""
@@ -192,8 +151,7 @@ class LettersCounted(BaseModel):
     def of(cls, report: RedriveReport) -> Self:
         """The numbers from the report of a dry run."""
         left = report.back + report.broken
-        by = [LetterCount(reason=reason, target=target, count=n) for (reason, target), n in left.most_common()]
-        return cls(count=left.total(), by=by, redriven=report.before)
+        return cls(count=left.total(), by=LetterCount.of(left.most_common()), redriven=report.before)
 
 
 class ManyRedriven(BaseModel):
@@ -209,11 +167,12 @@ class ManyRedriven(BaseModel):
 
     @classmethod
     def of(cls, report: RedriveReport, *, dry_run: bool) -> Self:
-        by, broken = (
-            [LetterCount(reason=reason, target=target, count=n) for (reason, target), n in sorted(counts.items())]
-            for counts in (report.back, report.broken)
-        )
-        count = sum(report.back.values())
         return cls(
-            count=count, exact=True, dry_run=dry_run, by=by, broken=broken, before=report.before, foreign=report.foreign
+            count=report.back.total(),
+            exact=True,
+            dry_run=dry_run,
+            by=LetterCount.of(sorted(report.back.items())),
+            broken=LetterCount.of(sorted(report.broken.items())),
+            before=report.before,
+            foreign=report.foreign,
         )

@@ -1,10 +1,9 @@
 """A bulk action at all instances at once. Each sends lines of progress; their sum goes to the client twice a second.
-After the client has left, the other instances stop at their next line."""
+After the client has left, so do the requests to the other instances, which stop."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
@@ -24,7 +23,6 @@ async def everywhere(
     request's."""
     nothing = BulkProgress(done=0, outcomes={}, cursor=cursor, complete=False)
     last = dict.fromkeys((THIS, *peers.others()), nothing)
-    is_over = threading.Event()
 
     async def act() -> None:
         if here is not None:
@@ -32,12 +30,11 @@ async def everywhere(
                 last[THIS] = line
 
     async def follow(url: str) -> None:
-        def tell(text: bytes) -> bool:
+        def tell(text: bytes) -> None:
             line = BulkProgress.model_validate_json(text)
             if line.cursor is not None:
                 cursors.decode_position(line.cursor)
             last[url] = line
-            return not is_over.is_set()
 
         reply = await peers.follow(url, target, body, tell)
         if reply.instance == peers.instance:
@@ -55,7 +52,6 @@ async def everywhere(
                 yield line
                 sent = line
     finally:
-        is_over.set()
         for task in tasks:
             task.cancel()
     yield _sum(last, [who for who, line in last.items() if not line.complete and line.error is None])

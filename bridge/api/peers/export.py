@@ -41,7 +41,8 @@ class Everywhere:
 
 class _There:
     def __init__(self, reply: Reply) -> None:
-        self._url, self._stream, self._batches = reply.url, reply.stream, read_export(reply.stream)
+        assert reply.stream is not None
+        self._url, self._stream, self._batches = reply.url, reply.stream, read_export(reply.stream.file)
 
     def __next__(self) -> pa.RecordBatch:
         try:
@@ -54,5 +55,4 @@ class _There:
 
     def close(self) -> None:
         self._batches.close()
-        if self._stream is not None:
-            self._stream.close()
+        self._stream.close()

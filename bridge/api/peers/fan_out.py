@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
@@ -30,12 +30,11 @@ from bridge.api.models import LIMIT_DEFAULT
 from bridge.api.peers import merge
 from bridge.api.peers.client import FORWARDED, INSTANCE, THIS, Peers, Reply
 from bridge.api.problems import Problem
-from bridge.api.routing import PREFIX
+from bridge.api.source import BULK, PREFIX
 
 MESSAGE: Final = re.compile(r"/messages/[^/]+/[0-9]+/[0-9]+")
 ACTION_ON: Final = re.compile(rf"{MESSAGE.pattern}/(cancel|move|deliver|pause|resume)")
 DONE_BY_ALL: Final = re.compile(r"/targets/[^/]+/(pause|resume)")
-BULK: Final = re.compile(r"/messages/(cancel|move|deliver)")
 
 
 class FanOut:
@@ -60,7 +59,7 @@ class FanOut:
         is_merged = is_question and (path in merge.MERGED or path in merge.LISTS)
         is_owned = (is_question and MESSAGE.fullmatch(path)) or (is_action and ACTION_ON.fullmatch(path))
         is_for_all = is_action and DONE_BY_ALL.fullmatch(path) is not None
-        is_many = is_action and BULK.fullmatch(path) is not None
+        is_many = is_action and scope["path"] in BULK
         if sender is not None or not self._peers.urls or not (is_merged or is_owned or is_many or is_for_all):
             await self._app(scope, receive, named)
             return
@@ -87,8 +86,8 @@ class FanOut:
             return _answer(status, content)
         replies = await self._ask(scope, body)
         owner = next((reply for reply in replies if reply.status not in (0, 404, 503)), None)
-        if owner is not None and owner.body is not None:
-            return _answer(owner.status, dict(owner.body))
+        if owner is not None:
+            return _answer(owner.status, owner.body)
         silent = [reply.url for reply in replies if reply.status != HTTPStatus.NOT_FOUND]
         if not silent:
             return _answer(status, content)
@@ -97,10 +96,9 @@ class FanOut:
 
     async def _ask(self, scope: Scope, body: bytes | None) -> list[Reply]:
         query = scope["query_string"].decode("latin-1")
-        target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-        return await self._peers.ask(target, body)
+        return await self._peers.ask(quote(scope["path"]) + (f"?{query}" if query else ""), body)
 
-    async def _local(self, scope: Scope, body: bytes | None) -> tuple[int, Any]:
+    async def _local(self, scope: Scope, body: bytes | None) -> tuple[int, Mapping[str, Any]]:
         status, parts = 0, bytearray()
 
         async def keep(message: Message) -> None:
@@ -153,8 +151,8 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _merged(path: str, scope: Scope, replies: Sequence[Reply]) -> Response:
-    answers = [dict(reply.body) for reply in replies if reply.status == HTTPStatus.OK and reply.body is not None]
-    silent = [reply.url for reply in replies if reply.status != HTTPStatus.OK or reply.body is None]
+    answers = [dict(reply.body) for reply in replies if reply.status == HTTPStatus.OK]
+    silent = [reply.url for reply in replies if reply.status != HTTPStatus.OK]
     if not answers:
         return _answer(HTTPStatus.SERVICE_UNAVAILABLE, replies[0].body)
     try:
@@ -172,18 +170,13 @@ def _merged(path: str, scope: Scope, replies: Sequence[Reply]) -> Response:
 def _done_by_all(replies: Sequence[Reply]) -> Response:
     first, *others = replies
     silent = [reply.url for reply in others if reply.status != HTTPStatus.OK]
-    if first.status != HTTPStatus.OK or first.body is None:
+    if first.status != HTTPStatus.OK:
         return _answer(first.status, first.body)
     return JSONResponse({**first.body, **({"incomplete": silent} if silent else {})})
 
 
-def _answer(status: int, content: Any) -> Response:
+def _answer(status: int, content: Mapping[str, Any]) -> Response:
     if status == HTTPStatus.OK:
         return JSONResponse(content)
-    detail = content.get("detail", "") if isinstance(content, dict) else ""
-    more = {
-        name: value
-        for name, value in (content.items() if isinstance(content, dict) else ())
-        if name not in ("type", "title", "status", "detail")
-    }
-    return Problem(HTTPStatus(status), detail, **more).response()
+    more = {name: value for name, value in content.items() if name not in ("status", "detail")}
+    return Problem(HTTPStatus(status), content.get("detail", ""), **more).response()

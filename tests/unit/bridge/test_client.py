@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bridge.client import DelayClient
 from bridge.errors import EnvironmentFailure
@@ -27,6 +27,7 @@ class FakeProducer:
         self.full = full
         self.partitions = partitions
         self.left = 0
+        self.refuse_at_once: KafkaError | None = None
 
     def produce(
         self, topic: str, value: Any, key: Any, partition: int, on_delivery: Callable[..., None], *, headers: Any
@@ -34,6 +35,8 @@ class FakeProducer:
         if self.full:
             self.full -= 1
             raise BufferError("full")
+        if self.refuse_at_once is not None:
+            raise KafkaException(self.refuse_at_once)
         self.sent.append({"topic": topic, "value": value, "key": key, "partition": partition, "headers": headers})
         on_delivery(self.refuse, None)
 
@@ -204,6 +207,19 @@ def test_flush_raises_for_what_was_not_taken_and_nobody_else_was_told_of() -> No
     sender.send("t", b"", after=timedelta(seconds=1), on_delivery=lambda error, _: told.append(error))
     sender.flush()
     assert told[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [(KafkaError._UNKNOWN_PARTITION, "Correct the topic"), (KafkaError.MSG_SIZE_TOO_LARGE, "Make it smaller")],
+)
+def test_a_refusal_by_the_producer_itself_is_an_error_with_advice(code: int, hint: str) -> None:
+    """A producer that knows the topic's partitions refuses at once; one that does not know them yet, in its report."""
+    producer = FakeProducer()
+    producer.refuse_at_once = KafkaError(code)
+    with pytest.raises(EnvironmentFailure, match="did not take the record") as refused:
+        client(producer).cancel_origin("delay", 9, 5)
+    assert hint in str(refused.value)
 
 
 def test_flush_raises_when_the_time_is_up() -> None:

@@ -29,6 +29,7 @@ from bridge.telemetry.health import Phase
 from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
 from bridge.wire.answers import Answer, Outcome
+from bridge.wire.committed_state import Pause
 from bridge.wire.headers import Origin
 from bridge.wire.letters import Letter, LetterChoice, RedriveReport
 from bridge.wire.reasons import RejectReason
@@ -311,7 +312,7 @@ class Bridge:
         )
 
     def targets(self) -> Sequence[TargetReport]:
-        """One in trouble, and one that is well."""
+        """One in trouble, one that is well, and all paused ones."""
         failing = TargetReport(
             name="orders",
             partitions=3,
@@ -321,4 +322,8 @@ class Bridge:
             open_breakers=1,
             retry_s=4.26,
         )
-        return [failing, TargetReport(name="well", partitions=1)]
+        known = {each.name: each for each in (failing, TargetReport(name="well", partitions=1))}
+        for name in sorted(self.paused.names()):
+            report = known.get(name, TargetReport(name=name, partitions=0))
+            known[name] = replace(report, pause=Pause(name=name, changed_ms=NOW_MS))
+        return list(known.values())

@@ -15,9 +15,9 @@ from bridge.api.actions import messages as actions
 from bridge.api.application import application
 from bridge.api.source import Order
 from bridge.errors import EnvironmentFailure
+from bridge.http.protection import Protection
 from bridge.stores.search import Query
 from bridge.telemetry.health import Phase
-from bridge.telemetry.http import Protection
 from bridge.wire.headers import NAMED_MAX
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Dispatcher, Letters, Paused, Store, letter, message
 from timerstore.operations.find import PendingState

@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 
 from bridge.api.application import application
 from bridge.delivery.targets.target import TargetReport
+from bridge.http.protection import Protection
 from bridge.stores.search import Query
 from bridge.telemetry.health import Phase
-from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import StoreSnapshot
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Letters, Store, letter, message
 from timerstore.errors import Corrupt
@@ -149,8 +149,8 @@ def test_what_is_not_pending_is_not_found() -> None:
 @pytest.mark.parametrize(
     ("parameters", "status", "detail"),
     [
-        ("origin=delay/0", 400, "TOPIC/PARTITION/OFFSET"),
-        ("origin=delay/0/99999999999999999999", 400, "TOPIC/PARTITION/OFFSET"),
+        ("origin=delay/0", 400, "topic/partition/offset"),
+        ("origin=delay/0/99999999999999999999", 400, "topic/partition/offset"),
         ("due_from=tomorrow", 400, "due_from: 'tomorrow' is neither epoch milliseconds nor RFC 3339"),
         ("due_until=2027-02-31T00:00:00Z", 400, "due_until"),
         ("key=a&key_base64=YQ", 400, "give one of them"),

@@ -19,8 +19,8 @@ from bridge.api.dead_letters.models import DeadLetters
 from bridge.api.models import ANSWER_BYTES_MAX, HEADERS_MAX, PREVIEW_BYTES_MAX
 from bridge.api.peers import merge
 from bridge.dead_letters.listing import LetterPage
+from bridge.http.protection import Protection
 from bridge.stores.search import Query
-from bridge.telemetry.http import Protection
 from bridge.wire import headers as h
 from bridge.wire.letters import TEXT_LENGTH_MAX, RedriveReport, read_letter
 from tests.model.stores import batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,18 @@ import pytest
 from typer.testing import CliRunner
 
 import bridge.api.export
-import bridge.api.server
 import timerstore.operations.export
 from bridge.api.export import EXPORTS_MAX
-from bridge.api.listener import Listener
+from bridge.api.listener import LIMITS, Listener
 from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.source import PendingMessages
 from bridge.commands.api_client import ApiClient
 from bridge.commands.cli import app
 from bridge.commands.export import export_batches
 from bridge.errors import EnvironmentFailure
+from bridge.http.protection import Protection
 from bridge.settings.model import HttpSettings
 from bridge.stores.stores import Stores
-from bridge.telemetry.http import Protection
 from dev.harness.waiting import wait_until
 from tests.model.stores import batch
 from tests.unit.bridge.api import fakes
@@ -89,7 +88,7 @@ def api(served: Listener) -> ApiClient:
 
 
 def read(served: Listener, parameters: Sequence[tuple[str, str]] = ()) -> pa.Table:
-    return pa.Table.from_batches(export_batches(api(served), parameters)).sort_by("offset")
+    return pa.Table.from_batches(export_batches(api(served), dict(parameters))).sort_by("offset")
 
 
 def delay_bridge(served: Listener, *words: str) -> Any:
@@ -128,7 +127,7 @@ def test_an_export_has_what_a_count_says_and_what_pages_have(
     assert pq.read_table(tmp_path / "a.parquet").sort_by("offset") == table
     assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["a.parquet"]
     assert delay_bridge(served, "count", *options).output == f"{len(table)}\n"
-    pages = api(served).get("messages", filters)["messages"]
+    pages = api(served).get("messages", dict(filters))["messages"]
     for row, message in zip(table.to_pylist(), pages, strict=True):
         for name in ("due", "at", "ts"):
             assert row[name].timestamp() * 1000 == message[name]
@@ -178,7 +177,7 @@ def test_a_slow_client_waits_for_nobody_and_loses_nothing(rig: Rig, monkeypatch:
         return batch(*given)
 
     monkeypatch.setattr(timerstore.operations.export.Export, "_batch", counted)
-    monkeypatch.setattr(bridge.api.server, "CONNECTION_S", 0.05)
+    monkeypatch.setattr("bridge.api.listener.LIMITS", replace(LIMITS, connection_s=0.05))
     with listener(rig) as served, begun(served) as client:
         rig.finish(LATER_MS + 100)
         rig.stores.flush(LATER_MS + 100)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from posixpath import dirname, join, normpath
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import BaseModel
 
 from bridge.api.application import application
 from bridge.api.files import MEDIA_TYPES, VIEWS, contents
+from bridge.api.filters import Filters, LetterFilters
 from bridge.errors import ConfigurationError
+from bridge.http.protection import Protection
 from bridge.settings.model import Settings
-from bridge.telemetry.http import Protection
 from tests.unit.bridge.api.fakes import Bridge
+from timerstore.rows.pending_state import PendingState
 
 FILES = {name: each.read_text() for name, each in contents()}
 
@@ -75,6 +79,15 @@ def test_nothing_is_inline_or_from_elsewhere(name: str) -> None:
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text)
     assert name != "index.html" or not re.search(r"<script(?! type=\"module\" src=)| on\w+=| style=|<style", text)
+
+
+@pytest.mark.parametrize(("view", "model"), [("messages", Filters), ("letters", LetterFilters)])
+def test_a_view_has_the_filters_of_the_api(view: str, model: type[BaseModel]) -> None:
+    """All of them, in a field or hidden: the next page of a list keeps what its address says; the states are all."""
+    text = FILES[f"views/{view}.js"]
+    assert {*re.findall(r'(?:text|time|choices|hidden)\(asked, "(\w+)"', text)} == model.model_fields.keys()
+    states = re.search(r"const STATES = \[(.*)\];", text)
+    assert states is None or {*json.loads(f"[{states[1]}]")} == {each.value for each in PendingState}
 
 
 def test_a_password_guards_the_page() -> None:

@@ -7,7 +7,8 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
-from bridge.api.guard import Workers, is_private
+from bridge.api.guard import is_private
+from bridge.http.workers import Workers
 
 PRIVATE = [
     *("localhost", "localhost:8081", "LocalHost:1", "a.localhost:8081", "127.0.0.1", "10.2.3.4:8081", "[::1]:8081"),

@@ -1,4 +1,4 @@
-"""bridge.api.listener: nothing is loaded before a client comes, and it ends with the bridge."""
+"""bridge.api.listener: FastAPI is loaded for the first request, and the listener ends with the bridge."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from select import select
 from typing import Any
@@ -21,10 +22,12 @@ import pytest
 from starlette.types import ASGIApp
 
 from bridge.api.application import application
-from bridge.api.listener import Listener
-from bridge.api.server import CONNECTIONS_MAX, PLACE_MAX
+from bridge.api.listener import LIMITS, Listener
+from bridge.http.management import ManagementServer
+from bridge.http.protection import Protection
 from bridge.settings.model import Settings
-from bridge.telemetry.http import Protection
+from bridge.telemetry.health import Health, Phase
+from bridge.telemetry.metrics import Metrics
 from dev.harness.waiting import wait_until
 from tests.paths import ROOT
 from tests.system.secure import Authority
@@ -64,18 +67,20 @@ def served() -> Iterator[Listener]:
 
 def test_it_answers(served: Listener) -> None:
     """The first connection is answered, and those after it."""
-    assert not served.is_loaded
     for _ in range(3):
         status, body = ask(served.port, "/api/v1/count")
         assert (status, json.loads(body)) == (200, {"count": 1, "exact": True})
-    assert served.is_loaded
 
 
 def test_nothing_is_loaded_before_the_first_connection() -> None:
-    """A bridge that is never asked does not pay for FastAPI; nor does any command."""
+    """A bridge without a request to its API does not load FastAPI, and no command loads it or uvicorn."""
     code = (
-        "import sys, bridge.runtime.app, bridge.api.listener\n"
-        "print([name for name in ('fastapi', 'uvicorn', 'starlette') if name in sys.modules])"
+        "import sys\n"
+        "loaded = lambda *names: [name for name in names if name in sys.modules]\n"
+        "import bridge.commands.cli\n"
+        "commands = loaded('fastapi', 'starlette', 'uvicorn', 'httpx', 'pyarrow')\n"
+        "import bridge.runtime.app\n"
+        "print(commands + loaded('fastapi', 'starlette', 'httpx'))"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
@@ -83,7 +88,7 @@ def test_nothing_is_loaded_before_the_first_connection() -> None:
 
 @pytest.mark.fault("a failure to load the API")
 def test_a_failure_to_load_is_not_the_end(monkeypatch: pytest.MonkeyPatch, served: Listener) -> None:
-    """The API answers though its first load fails."""
+    """The API answers though its first load fails: only the first client has no answer."""
     failures = [RuntimeError("an import fails")]
 
     def fails_once(*arguments: Any, **named: Any) -> ASGIApp:
@@ -92,8 +97,7 @@ def test_a_failure_to_load_is_not_the_end(monkeypatch: pytest.MonkeyPatch, serve
         return application(*arguments, **named)
 
     monkeypatch.setattr("bridge.api.application.application", fails_once)
-    assert ask(served.port, "/api/v1/count")[0] == 200
-    assert not failures
+    assert [ask(served.port, "/api/v1/count")[0] for _ in range(2)] == [503, 200]
 
 
 def test_it_ends_before_and_after_a_first_client(served: Listener) -> None:
@@ -108,7 +112,7 @@ def test_it_ends_before_and_after_a_first_client(served: Listener) -> None:
         assert not served._thread.is_alive()
 
 
-SILENT = 3 * CONNECTIONS_MAX
+SILENT = 3 * LIMITS.connections_max
 
 
 @contextmanager
@@ -136,14 +140,14 @@ def test_an_address_has_a_limit_of_its_own(served: Listener) -> None:
         def are_open() -> int:
             return len(silent) - sum(each in select(silent, [], [], 0)[0] for each in silent)
 
-        wait_until(lambda: are_open() <= PLACE_MAX, 10, lambda: f"{are_open()} are open")
+        wait_until(lambda: are_open() <= LIMITS.place_max, 10, lambda: f"{are_open()} are open")
 
 
 @pytest.mark.fault("a reverse proxy, behind which all users have one address")
 def test_who_has_shown_credentials_is_not_counted_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections with credentials do not count towards the limit of one address."""
-    monkeypatch.setattr("bridge.api.server.PLACE_MAX", 2)
-    monkeypatch.setattr("bridge.api.server.IDLE_S", 600)
+    monkeypatch.setattr("bridge.api.listener.LIMITS", replace(LIMITS, place_max=2))
+    monkeypatch.setattr("bridge.http.server.IDLE_S", 600)
     with listener(protection=Protection(token=TOKEN)) as served, ExitStack() as stack:
         kept = []
         for _ in range(5):
@@ -167,7 +171,7 @@ POST = (
 @pytest.mark.parametrize(("first", "slowly"), [(b"", GET[:-20]), (GET, GET[:-20]), (b"", POST), (GET, POST)])
 def test_a_request_has_a_time_limit(first: bytes, slowly: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit holds for the head and the body of every request of a connection, at any rate of bytes."""
-    monkeypatch.setattr("bridge.api.server.HEAD_S", 0.5)
+    monkeypatch.setattr("bridge.http.server.HEAD_S", 0.5)
     with (
         listener(is_writable=True) as served,
         socket.create_connection(("127.0.0.1", served.port), timeout=10) as slow,
@@ -233,3 +237,30 @@ def test_the_certificate_is_the_one_of_the_metrics(tmp_path: Path) -> None:
         assert ask(served.port, "/api/v1/count", trust)[0] == 200
         trust = install("second")
         assert ask(served.port, "/api/v1/count", trust)[0] == 200
+
+
+@pytest.mark.fault("a blocked event loop of the API")
+def test_a_blocked_loop_of_the_api_does_not_delay_the_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probes and the metrics are answered while the API's event loop is blocked."""
+    bridge, gate, blocked = Bridge(None), threading.Event(), threading.Event()
+    phase = bridge.phase
+
+    def block() -> Phase:
+        blocked.set()
+        assert gate.wait(60)
+        return phase()
+
+    monkeypatch.setattr(bridge, "phase", block)
+    with (
+        listener(bridge) as api,
+        ManagementServer("127.0.0.1", 0, health=Health(), registry=Metrics().registry) as management,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(ask, api.port, "/api/v1/count")
+        try:
+            assert blocked.wait(30)
+            asked = [ask(management.port, path)[0] for path in ("/livez", "/readyz", "/metrics")]
+            assert asked == [200, 503, 200] and not answer.done()
+        finally:
+            gate.set()
+        assert answer.result(30)[0] == 503

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from urllib.error import HTTPError
+from urllib.parse import unquote
 from urllib.request import Request, urlopen
 
+import httpx
 import pytest
+from fastapi.responses import JSONResponse
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from bridge.api import cursor as cursors
 from bridge.api.actions import bulk
 from bridge.api.listener import Listener
 from bridge.api.peers import client, merge
-from bridge.api.peers.batches import BrokenOffError, read_export
+from bridge.api.peers.batches import BrokenOffError, as_file, read_export
+from bridge.api.peers.fan_out import FanOut
+from bridge.api.source import PendingMessages
 from bridge.commands.api_client import ApiClient
+from bridge.http.protection import Protection
 from bridge.settings.model import HttpSettings
 from bridge.telemetry.health import Phase
-from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import StoreSnapshot
 from bridge.wire.headers import NEVER_MS, NEXT_MS
 from dev.harness.waiting import wait_until
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Paused, Store, message
 from timerstore.errors import Corrupt
 
+SLOW = 40
+"""Instances with slow names: more than asyncio looks up at a time by itself."""
+CANCELLED = 40
+"""More steps of an event loop than a request takes until its head is sent."""
 TOKEN = "0123456789abcdef"
 PATIENT_S = 120.0
 """An instance loads FastAPI for its first client, which takes seconds on a slow machine."""
@@ -153,6 +166,143 @@ def test_an_instance_that_does_not_answer_is_named() -> None:
         assert ask(urls[1], "count")[0] == 503
 
 
+@pytest.mark.fault("other instances that do not answer")
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (httpx.ConnectError("Connection refused"), "Connection refused"),
+        (httpx.ReadTimeout(""), "ReadTimeout"),
+        (httpx.Response(401, json={"detail": "Send the user."}), "401: Send the user."),
+        (httpx.Response(503, json={"detail": "Catching up."}), "503: Catching up."),
+        (httpx.Response(500, json={"detail": "x" * 9_999}), f"500: {'x' * 195}"),
+        (httpx.Response(502, text="<html>"), "502 without a JSON object"),
+        (httpx.Response(200, json=[]), "200 without a JSON object"),
+        (httpx.Response(520, json={}), "520 is not a valid HTTPStatus"),
+        (httpx.Response(200, json={"count": 1}), None),
+        (httpx.Response(404, json={"detail": "Not here."}), None),
+        (httpx.Response(508, json={}, headers={client.INSTANCE: "me"}), None),
+    ],
+)
+def test_the_reason_for_a_missing_answer_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, reason: str | None
+) -> None:
+    """The log has the reason why an instance did not answer, or refused to; none for its answers, and for this one."""
+
+    async def asked() -> None:
+        def handle(_: httpx.Request) -> httpx.Response:
+            if isinstance(answer, Exception):
+                raise answer
+            return httpx.Response(answer.status_code, headers=answer.headers, stream=answer.stream)
+
+        peers = client.Peers(["http://it"], "me", Protection())
+        transport = httpx.MockTransport(handle)
+        monkeypatch.setattr(peers, "_connection", lambda: httpx.AsyncClient(transport=transport))
+        await peers.ask("/api/v1/count", None)
+
+    with capture_logs() as logs:
+        asyncio.run(asked())
+    assert [(line["event"], line["peer"], line["reason"]) for line in logs] == (
+        [] if reason is None else [("peer-unavailable", "http://it", reason)]
+    )
+
+
+@pytest.mark.fault("a request whose path names another host")
+@pytest.mark.parametrize(
+    ("raw_path", "query", "target"),
+    [
+        ("%2Fapi%2Fv1%2Fmessages%2F@other:80/0/0", "", "/api/v1/messages/%40other%3A80/0/0"),
+        ("/api/v1/messages/%23/0/0", "", "/api/v1/messages/%23/0/0"),
+        ("/api/v1/count", "id=a%20b+c&target=%c3%a4", "/api/v1/count?id=a%20b+c&target=%c3%a4"),
+        ("/api/v1/count", "id=a#b", "/api/v1/count?id=a%23b"),
+    ],
+)
+def test_a_path_does_not_choose_the_host_of_a_forwarded_request(
+    monkeypatch: pytest.MonkeyPatch, raw_path: str, query: str, target: str
+) -> None:
+    """Forwarded requests go to the configured instances alone, with the whole path and query."""
+    asked: list[str] = []
+
+    async def empty() -> AsyncIterator[bytes]:
+        yield b"{}"
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(404, content=empty())
+
+    async def unknown(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse({}, 404)(scope, receive, send)
+
+    async def nothing(*_: object) -> Message:
+        return {}
+
+    async def forward() -> None:
+        peers = client.Peers(["http://peer:8081"], "i-0", Protection())
+        transport = httpx.MockTransport(answer)
+        monkeypatch.setattr(peers, "_connection", lambda: httpx.AsyncClient(transport=transport))
+        asking: Scope = {"type": "http", "method": "GET", "headers": [], "path": unquote(raw_path)}
+        scope: Scope = {**asking, "raw_path": raw_path.encode(), "query_string": query.encode()}
+        await FanOut(unknown, peers)(scope, nothing, cast("Send", nothing))
+
+    asyncio.run(forward())
+    assert asked == [f"http://peer:8081{target}"]
+
+
+@pytest.mark.fault("requests to other instances that are cancelled")
+def test_a_cancelled_request_leaves_no_connection() -> None:
+    """A request to another instance ends its connection, even if its time is over or its client leaves."""
+    served = set[asyncio.StreamWriter]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.add(writer)
+        with suppress(OSError):
+            await reader.read()
+        served.remove(writer)
+        writer.close()
+
+    async def cancel() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        peers = client.Peers([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"], "i-0", Protection())
+        for steps in range(CANCELLED):
+            request = asyncio.create_task(peers.ask("/api/v1/count", None))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            request.cancel()
+            await asyncio.wait([request])
+        async with asyncio.timeout(PATIENT_S / 10):
+            while served:
+                await asyncio.sleep(0)
+        server.close()
+
+    asyncio.run(cancel())
+
+
+@pytest.mark.fault("slow look-ups of host names")
+def test_slow_names_of_some_instances_delay_no_question_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance with a slow host name delays no question to the others."""
+    one, other = two()
+    look_up, pending, asked, in_time = socket.getaddrinfo, other.pending, threading.Event(), list[bool]()
+
+    def slow(host: str | bytes, *more: Any, **named: Any) -> Any:
+        if "slow" in str(host):
+            in_time.append(asked.wait(PATIENT_S / 20))
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return look_up(host, *more, **named)
+
+    def answer() -> PendingMessages | None:
+        asked.set()
+        return pending()
+
+    monkeypatch.setattr(other, "pending", answer)
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    names = [f"http://slow{n}:1" for n in range(SLOW)]
+    with instances(one, other) as urls:
+        urls[1:] = [*names, urls[1].replace("127.0.0.1", "localhost")]
+        for url in (urls[0], urls[-1]):
+            assert ask(url, "openapi.json")[0] == 200  # the first request loads FastAPI
+        assert ask(urls[0], "count")[1] == {"count": 20, "exact": True, "incomplete": names}
+    assert in_time == [True] * SLOW
+
+
 def client_of(url: str) -> ApiClient:
     client = ApiClient(HttpSettings(), url, 30.0)
     client._headers["Authorization"] = f"Bearer {TOKEN}"
@@ -178,7 +328,8 @@ def test_any_instance_acts_for_all() -> None:
         assert (last["error"], last["cursor"], last.get("incomplete")) == (None, None, None)
         for i, each in enumerate((one, other)):
             assert each.dispatcher is not None
-            assert [(order.source[1], order.origins) for order in each.dispatcher.sent] == [(i, tuple(range(i, 20, 2)))]
+            sent = [(order.source[1], order.origins) for order in each.dispatcher.sent]
+            assert sent == [(i, (origin,)) for origin in range(i, 20, 2)]
             assert {order.due_ms for order in each.dispatcher.sent} == {NOW_MS + 3_600_000}
         assert act(urls[0], "messages/cancel", {})[-1]["outcomes"] == {"cancelled": 20}
 
@@ -221,7 +372,7 @@ def test_a_bulk_action_ends_everywhere_when_its_client_goes(monkeypatch: pytest.
         each.store.rows = [message(n, partition=i) for n in range(30_000)]
     with capture_logs() as logs, instances(*made) as urls:
         with client_of(urls[0]).opened("messages/cancel", body={"all": True}) as response:
-            assert json.loads(response.readline())["done"] > 0
+            assert json.loads(as_file(response.iter_raw()).readline())["done"] > 0
         wait_until(lambda: len(logs) == 2, 20, lambda: str(logs))
     assert [each["outcome"] for each in logs] == ["broken off"] * 2
     assert all(0 < len(each.dispatcher.sent) < 30_000 for each in made if each.dispatcher)
@@ -253,6 +404,27 @@ def test_an_export_has_the_messages_of_all() -> None:
         assert ask(urls[0], "export")[0] == 503
 
 
+@pytest.mark.fault("an export that fails at its beginning")
+def test_an_export_that_cannot_begin_here_ends_the_requests_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export that fails at its beginning leaves no connection to another instance open."""
+    one, other = two()
+    assert one.store is not None
+    ended, close = list[client.PeerStream](), client.PeerStream.close
+
+    def fail(*_: object, **__: object) -> Any:
+        raise Corrupt("checksum", path="x")
+
+    def end(stream: client.PeerStream) -> None:
+        ended.append(stream)
+        close(stream)
+
+    monkeypatch.setattr(one.store, "export", fail)
+    monkeypatch.setattr(client.PeerStream, "close", end)
+    with instances(one, other) as urls:
+        assert ask(urls[0], "export")[0] == 503
+        assert len(ended) == 1
+
+
 def test_an_export_breaks_off_with_an_instance_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """And does not seem to be whole; all are closed."""
     one, other = two()
@@ -267,10 +439,12 @@ def test_an_export_breaks_off_with_an_instance_that_does(monkeypatch: pytest.Mon
             closed.append(True)
 
     monkeypatch.setattr(other.store, "export", lambda *_, **__: Damaged())
-    with instances(one, other) as urls:
-        request = Request(f"{urls[0]}/api/v1/export", headers={"Authorization": f"Bearer {TOKEN}"})
-        with urlopen(request, timeout=30) as response, pytest.raises(BrokenOffError):
-            list(read_export(response))
+    with (
+        instances(one, other) as urls,
+        client_of(urls[0]).opened("export") as response,
+        pytest.raises(BrokenOffError),
+    ):
+        list(read_export(as_file(response.iter_raw())))
     assert closed
 
 

@@ -13,7 +13,7 @@ from bridge.api.application import application
 from bridge.commands import pending
 from bridge.commands.api_client import ApiClient
 from bridge.commands.cli import app
-from bridge.telemetry.http import Protection
+from bridge.http.protection import Protection
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Store, message
 
 HOUR = 3_600_000
@@ -77,8 +77,8 @@ def run(monkeypatch: pytest.MonkeyPatch, store: Store, *arguments: str) -> tuple
     """The command against that bridge."""
     api = client(store)
 
-    def get(_: ApiClient, path: str, parameters: Any = ()) -> Any:
-        return api.get(f"/api/v1/{path}", params=list(parameters)).json()
+    def get(_: ApiClient, path: str, parameters: Any = None) -> Any:
+        return api.get(f"/api/v1/{path}", params=parameters).json()
 
     monkeypatch.setattr(ApiClient, "get", get)
     result = CliRunner().invoke(app, ["schedules", *arguments, "--url", "http://127.0.0.1:1"])

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from bridge.api.application import application
-from bridge.telemetry.http import Protection
+from bridge.http.protection import Protection
 from tests.unit.bridge.api.fakes import Bridge, Letters, Store, letter, message
 
 ROWS = [message(n, id=f"id-{n}", key=bytes([n, 0xFF]), headers=(("h", None), ("h", b"\xff"))) for n in range(20)]

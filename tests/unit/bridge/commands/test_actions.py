@@ -15,9 +15,9 @@ from bridge.api.source import Order
 from bridge.commands import change
 from bridge.commands.change import WAIT, _remark
 from bridge.commands.cli import app
+from bridge.http.protection import Protection
 from bridge.settings.load import load
 from bridge.settings.model import Settings
-from bridge.telemetry.http import Protection
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Letters, Paused, Store, letter, message
 
 TOKEN = "0123456789abcdef"

@@ -19,16 +19,17 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from rich.console import Console
 from typer.testing import CliRunner
 
+from bridge.api.filters import Filters, LetterFilters
 from bridge.api.listener import Listener
 from bridge.commands import pending
 from bridge.commands.cli import app
-from bridge.telemetry.http import Protection
+from bridge.http.protection import Protection
 from tests.system.secure import Authority
 from tests.unit.bridge.api import fakes
-from timerstore.operations.find import PendingState
 
 HOSTILE: Final = "\x1b[2J\x9b31m\u202e\r\n\t[bold red]x[/]\x7f"
 MESSAGE: Final[dict[str, Any]] = {
@@ -139,19 +140,31 @@ def paged(total: int, size: int) -> Callable[[str, Query], Answer]:
 
 
 def test_filters_reach_the_api_as_they_are_meant(api: Api) -> None:
-    """By their names there; times as epoch milliseconds, a key as base64, the default target as an empty text."""
+    """By their names there; a key as base64, the default target as an empty text."""
     api.respond = lambda *_: answer({"count": 3, "exact": True})
     options = ["--id", "ä&=", "--origin", "delay/0/7", "--key", "k/1", "--target", "", "--state", "overdue"]
     options += ["--state", "rolled", "--due-from", "2027-01-31T08:00:00+08:00", "--due-until", "1801353600000"]
     assert invoke("pending", "count", *options, "--url", api.url)[:2] == (0, "3\n")
-    expected = [("origin", "delay/0/7"), ("id", "ä&="), ("key_base64", base64.b64encode(b"k/1").decode())]
-    expected += [("target", ""), ("due_from", "1801353600000"), ("due_until", "1801353600000")]
+    expected = [("id", "ä&="), ("origin", "delay/0/7"), ("key_base64", base64.b64encode(b"k/1").decode())]
+    expected += [("target", ""), ("due_from", "2027-01-31T08:00:00+08:00"), ("due_until", "1801353600000")]
     assert api.asked == [("/api/v1/count", [*expected, ("state", "overdue"), ("state", "rolled")])]
 
 
-def test_a_message_can_be_asked_for_by_every_state() -> None:
-    """The store's, by their names."""
-    assert {state.value for state in pending.StateOption} == set(PendingState)
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        *((("pending", name), Filters) for name in ("list", "count", "export", "cancel", "move", "deliver")),
+        (("schedules", "list"), Filters),
+        *((("dead-letters", name), LetterFilters) for name in ("list", "redrive")),
+    ],
+    ids=str,
+)
+def test_each_filter_of_the_api_is_an_option(command: tuple[str, str], model: type[BaseModel]) -> None:
+    """The commands have the filters of the API, with the same words."""
+    words = invoke(*command, "--help", env={"COLUMNS": "400", "TERM": "dumb"})[1]
+    for name, field in model.model_fields.items():
+        (line,) = [line for line in words.splitlines() if f"--{name.replace('_', '-')} " in line]
+        assert str(field.description) in line
 
 
 def test_a_list_asks_with_the_same_filters(api: Api) -> None:
@@ -212,6 +225,37 @@ def test_all_pages_are_each_message_once(api: Api) -> None:
     )
     _, out, _ = invoke("pending", "list", "--all", "--output", "json", "--url", api.url)
     assert json.loads(out) == {"messages": [{**MESSAGE, "origin": f"delay/2/{n}"} for n in range(5)], "next": None}
+
+
+@pytest.mark.fault("a command's answer without a part of the instances")
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [("pending list", "messages"), ("schedules list", "schedules"), ("dead-letters list", "letters")],
+)
+def test_a_list_has_all_pages_and_names_who_did_not_answer(words: str, name: str, api: Api) -> None:
+    """A list goes on through all pages with --all; it names the instances that did not answer, on standard error or in
+    its JSON."""
+    silent = ["http://b", "http://a"]
+
+    def respond(_: str, query: Query) -> Answer:
+        start = int(dict(query).get("cursor", "0"))
+        following = str(start + 1) if start < 2 else None
+        return answer({name: [{**MESSAGE, "next": []}], "next": following, "incomplete": silent[start : start + 1]})
+
+    api.respond = respond
+    status, out, err = invoke(*words.split(), "--all", "--url", api.url)
+    assert (status, len(out.splitlines()), err) == (0, 3, "incomplete: no answer of http://a, http://b\n")
+    _, out, err = invoke(*words.split(), "--limit", "1", "--output", "json", "--url", api.url)
+    assert json.loads(out) == {name: [{**MESSAGE, "next": []}], "next": "1", "incomplete": ["http://b"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("pending count", {"count": 1, "exact": True}), ("targets", {"targets": []})]
+)
+def test_an_incomplete_answer_is_called_so(words: str, found: dict[str, Any], api: Api) -> None:
+    """A count, and the list of targets."""
+    api.respond = lambda *_: answer({**found, "incomplete": ["http://a"]})
+    assert invoke(*words.split(), "--url", api.url)[2] == "incomplete: no answer of http://a\n"
 
 
 def test_a_list_is_filled_from_pages_that_have_less(api: Api) -> None:
@@ -362,6 +406,21 @@ def test_a_bridge_that_is_down_is_status_3() -> None:
         status, out, err = invoke("pending", "list", "--url", url)
     assert (status, out, err.count("\n")) == (3, "", 1)
     assert err.startswith(f"delay-bridge: DB-1015 {url} does not answer (reason=")
+
+
+@pytest.mark.parametrize("host", ["a..b", "xn--zzzzzz", "a" * 64], ids=["empty label", "no IDNA name", "long label"])
+def test_a_host_name_that_cannot_exist_is_status_3(host: str) -> None:
+    """The line has the address and the reason."""
+    status, out, err = invoke("pending", "list", "--url", f"http://{host}:1")
+    assert (status, out, err.count("\n")) == (3, "", 1)
+    assert err.startswith(f"delay-bridge: DB-1015 http://{host}:1 does not answer (reason=")
+
+
+def test_filters_that_fill_no_url_are_status_3() -> None:
+    """They end no command with a traceback."""
+    long = "ä" * 8_000
+    status, out, err = invoke("pending", "list", "--url", "http://127.0.0.1:1", "--id", long, "--target", long)
+    assert (status, out, err.count("\n")) == (3, "", 1)
 
 
 def test_pages_that_do_not_end_are_noticed(api: Api) -> None:

@@ -11,12 +11,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from bridge.api.application import application
+from bridge.http.protection import Protection
 from bridge.runtime.answers import Answers
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.settings.model import Settings
 from bridge.stores.search import Query
 from bridge.telemetry.health import Health
-from bridge.telemetry.http import Protection
 from bridge.telemetry.lateness import LatenessHistogram
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.api.fakes import Paused

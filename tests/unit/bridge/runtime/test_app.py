@@ -47,7 +47,7 @@ class Bench:
         )
         self.spark = mock.Mock()
         self.spark.stop.side_effect = lambda: self.order.append("spark stops")
-        for name in ("ManagementServer", "Repeating", "Credentials", "Conditions", "OpenTelemetry"):
+        for name in ("Repeating", "Credentials", "Conditions", "OpenTelemetry"):
             monkeypatch.setattr(module, name, mock.MagicMock())
         module.Credentials.return_value.alarms.return_value = ()  # type: ignore[attr-defined]
         module.Conditions.return_value.alarms.return_value = ()  # type: ignore[attr-defined]
@@ -58,6 +58,7 @@ class Bench:
         monkeypatch.setattr(module, "Ownership", mock.Mock(return_value=self.ownership))
         monkeypatch.setattr(wiring, "session_maker", mock.Mock())
         monkeypatch.setattr(wiring, "make_planner", mock.Mock())
+        monkeypatch.setattr(wiring, "make_management", mock.MagicMock())
         for name in ("make_writer", "make_targets", "make_doubts"):
             monkeypatch.setattr(wiring, name, mock.Mock())
         monkeypatch.setattr(module, "Dispatcher", mock.Mock(return_value=self.dispatcher))

@@ -131,6 +131,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
         ({"delay_topics": {}}, "delay_topics"),
         ({"delay_topics": {"a b": {}}}, "a b"),
         ({"delay_topics": {"__x": {}}}, "internal"),
+        ({"delay_topics": {"lock": {}}}, "delay_topics.lock"),
         ({"delay_topics": {"a": {"target": "b"}, "b": {}}}, "a: target b"),
         ({"delay_topics": {"a": {"dead_letter": "a"}}}, "dead_letter"),
         (

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bridge.delivery.doubt import doubt_file, torn_states
+from bridge.delivery.targets import pauses
+from bridge.errors import ConfigurationError
+from bridge.ingest.batches import choices, reading_mark
+from bridge.settings.model import Settings
 from bridge.stores.directory import KEPT_MS, StoreDirectory
 from bridge.stores.search import Query
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, RETRY, Rig
@@ -22,6 +27,23 @@ def test_a_directory_is_one_bridges(tmp_path: Path) -> None:
         StoreDirectory.take(tmp_path, "cluster", {})
     rig.stores.close()
     StoreDirectory.take(tmp_path, "cluster", {}).release()
+
+
+OWN_FILES = [
+    *(files.LOCK, files.RESERVE, files.CHECKPOINT),
+    *(doubt_file.FILE, torn_states.FILE, pauses.FILE, choices.BATCHES, choices.ENDS, reading_mark.FILE),
+]
+
+
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_no_delay_topic_has_the_name_of_a_file_beside_its_index(name: str) -> None:
+    """The start would fail, or take the topic's directory for the file."""
+    for each in (
+        [name] if "." not in name else [name, files.temporary_of(Path(name)).name, str(Path(name).stem) + ".lock"]
+    ):
+        with pytest.raises(ConfigurationError, match=f"delay_topics.{each}: .* a file in store.directory"):
+            Settings.of({"delay_topics": {each: {}}})
+    Settings.of({"delay_topics": {f"{name}s": {}}})
 
 
 def test_an_index_is_its_partitions(tmp_path: Path) -> None:

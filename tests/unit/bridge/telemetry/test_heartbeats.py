@@ -27,6 +27,8 @@ from bridge.delivery.states import AT_REST, Event
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.pauses import Pauses
+from bridge.http.management import ManagementServer
+from bridge.http.protection import Protection
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.kafka import membership as ownership
@@ -41,15 +43,14 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Beat, Heartbeats, Repeating
-from bridge.telemetry.http import ManagementServer, Protection
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from dev.harness.waiting import wait_until
 from tests.broker.rig import Listener, Tally
 from tests.manual_clock import ManualClock
 from tests.paths import ROOT
 from tests.unit.bridge.api.fakes import Bridge as FakeBridge
+from tests.unit.bridge.http.test_management import ask
 from tests.unit.bridge.ingest.stand_ins import Batches, suspects
-from tests.unit.bridge.telemetry.test_http import ask
 from timerstore.clock import ClockWatch
 
 SEEN_S: Final = 20.0
@@ -57,13 +58,12 @@ SEEN_S: Final = 20.0
 LOOK_SOON_S: Final = 0.02
 """In place of the intervals at which threads come round by themselves."""
 INTERVALS: Final = (
-    "bridge.api.listener.BEAT_S",
     "bridge.runtime.app.LOOK_INTERVAL_S",
     "bridge.runtime.maintenance_thread.IDLE_WAIT_S",
     "bridge.delivery.targets.cache.LOOK_INTERVAL_S",
     "bridge.ingest.ingest.LOOK_S",
     "bridge.ingest.queries.LOOK_S",
-    "bridge.telemetry.http.STOP_LOOK_S",
+    "bridge.http.server.TICK_S",
 )
 
 
@@ -366,12 +366,16 @@ def query(bench: Bench, directory: Path) -> Iterator[Case]:
 def maintenance(bench: Bench, _: Path) -> Iterator[Case]:
     """Waits for a disk that does not answer."""
     upkeep = SimpleNamespace(
-        flush_due=lambda _: False, reclaim=lambda _: 0, next_compaction=lambda _: None, next_window=bench.gate
+        flush_due=lambda _: False,
+        has_rows=lambda: True,
+        reclaim=lambda _: 0,
+        segments=lambda: 0,
+        next_compaction=lambda _: None,
+        next_window=bench.gate,
     )
     store: Any = SimpleNamespace(
         upkeep=upkeep,
         remove_left=lambda _: 0,
-        stats=lambda: SimpleNamespace(memtable_bytes=1, segments=0),
         limits=SimpleNamespace(flush_bytes=1 << 20, ready_rows_bytes=1 << 20, segment_bytes_max=1 << 20),
     )
     made = MaintenanceThread(

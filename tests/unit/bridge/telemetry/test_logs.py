@@ -137,7 +137,7 @@ def test_an_exception_stays_in_one_json_line() -> None:
 
 
 @pytest.mark.fault("log lines by producers")
-@pytest.mark.parametrize("event", sorted(logs.BY_RECORDS))
+@pytest.mark.parametrize("event", sorted(logs.RATIONED))
 def test_what_records_cause_is_a_few_lines_and_a_number(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand records with the same log line cause a few lines, and a later one has the number of the others; all
     other events are logged."""
@@ -148,8 +148,8 @@ def test_what_records_cause_is_a_few_lines_and_a_number(event: str, monkeypatch:
     for number in range(1_000):
         structlog.get_logger("bridge.x").warning(event, number=number)
     structlog.get_logger("bridge.x").warning("another")
-    now_s[0] += logs.BY_RECORDS_PERIOD_S
+    now_s[0] += logs.RATIONED_PERIOD_S
     structlog.get_logger("bridge.x").warning(event, number=1_000)
     lines = written(out)
-    assert [line["event"] for line in lines] == [event] * logs.BY_RECORDS_LINES_MAX + ["another", event]
-    assert lines[-1]["left_out"] == 1_000 - logs.BY_RECORDS_LINES_MAX
+    assert [line["event"] for line in lines] == [event] * logs.RATIONED_LINES_MAX + ["another", event]
+    assert lines[-1]["left_out"] == 1_000 - logs.RATIONED_LINES_MAX

@@ -1,4 +1,4 @@
-"""bridge.telemetry.http: probes that tell starting from dead, and metrics, on one port."""
+"""bridge.http.management: probes that tell starting from dead, and metrics, on one port."""
 
 from __future__ import annotations
 
@@ -12,35 +12,28 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from select import select
 from typing import Any, Final, Self
-from unittest import mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import bridge.telemetry.http
 from bridge.errors import ConfigurationError, EnvironmentFailure
+from bridge.http.management import LIMITS, SCRAPES_MAX, ManagementServer
+from bridge.http.protection import Protection
 from bridge.settings.model import Settings
-from bridge.telemetry.admission import HEAD_S
 from bridge.telemetry.counts import Counts
 from bridge.telemetry.health import Health
-from bridge.telemetry.http import (
-    CONNECTION_S,
-    CONNECTIONS_MAX,
-    PLACE_MAX,
-    THREADS_MAX,
-    ManagementServer,
-    Protection,
-)
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from dev.harness.waiting import wait_until
-from tests.manual_clock import ManualClock
 from tests.system.secure import Authority
 from timerstore.clock import SystemClock
 
 SYSTEM: Final = SystemClock()
-FEW_THREADS: Final = 40
+SHORT_S: Final = 0.2
 PROBE_S_MAX: Final = 1.0
 """Kubernetes waits so long for a probe by default."""
 ROUNDS_MIN: Final = 4
@@ -65,10 +58,7 @@ class Bench:
         self.health = Health(lambda: self.dead)
         self.snapshot: Callable[[], StoreSnapshot] = StoreSnapshot
         self.metrics = Metrics(lambda: self.snapshot())
-        self.clock = ManualClock()
-        self.server = ManagementServer(
-            "127.0.0.1", 0, health=self.health, registry=self.metrics.registry, clock=self.clock
-        )
+        self.server = ManagementServer("127.0.0.1", 0, health=self.health, registry=self.metrics.registry)
 
     def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
         return ask(self.server.port, path, method, **headers)
@@ -84,19 +74,6 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     with bench.server:
         yield bench
-
-
-@pytest.fixture
-def few_threads(monkeypatch: pytest.MonkeyPatch) -> int:
-    """The limit of threads, lower than it is: the tests reach it sooner."""
-    assert CONNECTIONS_MAX < FEW_THREADS < THREADS_MAX
-    monkeypatch.setattr(bridge.telemetry.http, "THREADS_MAX", FEW_THREADS)
-    return FEW_THREADS
-
-
-def requests_under_way() -> int:
-    """Threads that serve a connection."""
-    return sum(thread.name == "http-request" for thread in threading.enumerate())
 
 
 def test_readyz_says_phase_progress_and_reasons(bench: Bench) -> None:
@@ -191,40 +168,36 @@ def test_two_hundred_slow_connections_do_not_keep_the_probes_from_an_answer(benc
             assert bench.json("/livez") == (200, {"alive": True, "reasons": []})
             assert SYSTEM.monotonic_s() - asked_s < PROBE_S_MAX
             rounds += 1
-        assert sum(thread.name == "http-request" for thread in threading.enumerate()) <= 2 * CONNECTIONS_MAX
 
 
-def test_a_connection_has_one_deadline_however_often_it_sends(bench: Bench) -> None:
-    """Bytes that keep coming do not keep it open: what counts is its age. The next one is served."""
-    slow = socket.create_connection(("127.0.0.1", bench.server.port), timeout=5)
-    slow.sendall(b"GET /livez HTTP/1.0\r\n")
+def test_a_connection_has_one_deadline_however_often_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that keep coming do not keep a connection open: its age counts. The next one is served."""
+    monkeypatch.setattr("bridge.http.server.HEAD_S", SHORT_S)
+    with Bench().server as server, socket.create_connection(("127.0.0.1", server.port), timeout=5) as slow:
+        slow.sendall(b"GET /livez HTTP/1.0\r\n")
 
-    def is_cut_off() -> bool:
-        try:
-            slow.sendall(b"X")
-        except OSError:
-            return True
-        return False
+        def is_cut_off() -> bool:
+            try:
+                slow.sendall(b"X")
+            except OSError:
+                return True
+            return False
 
-    assert bench.json("/livez")[0] == 200
-    assert not is_cut_off()
-    bench.clock.advance(int(1_000 * CONNECTION_S))
-    wait_until(is_cut_off, 10, "it is cut off")
-    slow.close()
-    assert bench.json("/livez")[0] == 200
+        wait_until(is_cut_off, 10, "it is cut off")
+        monkeypatch.undo()
+        assert ask(server.port, "/livez")[0] == 200
 
 
-def places(server: ManagementServer) -> set[tuple[str, int]]:
-    """The addresses of the clients whose connections are open."""
-    with server._lock:
-        return {connection.getpeername() for connection in server._open}
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server has closed it."""
+    return bool(select([connection], [], [], 0)[0])
 
 
 @pytest.mark.fault("idle connections on the port of the probes")
-def test_a_connection_without_a_request_goes_after_five_seconds(bench: Bench) -> None:
+def test_a_connection_without_a_request_goes_after_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a request ends after five seconds, one with a request later; one address never has more than
     half of the connections."""
-    gate, asked = threading.Event(), threading.Event()
+    bench, gate, asked = Bench(), threading.Event(), threading.Event()
 
     def snapshot() -> StoreSnapshot:
         asked.set()
@@ -232,90 +205,101 @@ def test_a_connection_without_a_request_goes_after_five_seconds(bench: Bench) ->
         return StoreSnapshot()
 
     bench.snapshot = snapshot
-    address = ("127.0.0.1", bench.server.port)
     with contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", stack.enter_context(bench.server).port)
         stack.callback(gate.set)
         asking = stack.enter_context(socket.create_connection(address, timeout=10))
         asking.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert asked.wait(10)
-        silent = [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(CONNECTIONS_MAX)]
-        last = silent[-1].getsockname()
-        wait_until(lambda: last in places(bench.server), 10, "the last one is taken up")
-        assert len(bench.server._open) == PLACE_MAX  # they displace each other
-        bench.clock.advance(int(1_000 * HEAD_S))
-        assert silent[-1].recv(1) == b""
+        monkeypatch.setattr("bridge.http.server.HEAD_S", SHORT_S)
+        count = LIMITS.connections_max
+        silent = [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(count)]
+        wait_until(lambda: all(map(is_closed, silent)), 10, "they are closed")
+        assert not is_closed(asking)
         gate.set()
-        assert asking.recv(100).startswith(b"HTTP/1.0 200")
+        assert asking.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_requests_that_hang_are_no_more_than_a_limit(bench: Bench, few_threads: int) -> None:
-    """A scrape that waits for what does not come, again and again, takes a thread each; then no more are taken up, and
-    the probe fails, as it should. When they come back, all is well."""
-    gate = threading.Event()
+def test_one_address_has_half_of_the_connections(bench: Bench) -> None:
+    """Its connections displace each other."""
+    with contextlib.ExitStack() as stack:
+        address, count = ("127.0.0.1", bench.server.port), LIMITS.connections_max
+        silent = [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(count)]
+        wait_until(lambda: sum(map(is_closed, silent)) >= count - LIMITS.place_max, 10, "the oldest are closed")
+        assert LIMITS.place_max == count // 2
+
+
+def test_a_scrape_that_hangs_ends_with_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of a connection's life holds for requests under way, too."""
+    monkeypatch.setattr("bridge.http.management.LIMITS", replace(LIMITS, connection_s=SHORT_S))
+    bench, gate = Bench(), threading.Event()
 
     def snapshot() -> StoreSnapshot:
         gate.wait(60)
         return StoreSnapshot()
 
     bench.snapshot = snapshot
-    address = ("127.0.0.1", bench.server.port)
-    asking: list[socket.socket] = []
-
-    def is_refused() -> bool:
-        for _ in range(CONNECTIONS_MAX // 4):
-            asking.append(socket.create_connection(address, timeout=10))
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                asking[-1].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        asking[-1].settimeout(0.05)
-        with contextlib.suppress(TimeoutError, ConnectionResetError):
-            return asking[-1].recv(1) == b""
-        return False
-
-    wait_until(is_refused, 60, "no more are taken up")
-    assert len(asking) > CONNECTIONS_MAX
-    wait_until(lambda: requests_under_way() <= few_threads, 10, "threads whose connections were cut off have ended")
-    gate.set()
-    wait_until(lambda: is_answered(bench), 10, "it serves again")
-    for each in asking:
-        each.close()
+    with bench.server as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as asking:
+        asking.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        wait_until(lambda: is_closed(asking), 10, "it is closed")
+        gate.set()
 
 
-def test_threads_that_cannot_be_started_are_not_counted_for_ever(
-    bench: Bench, few_threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machine has none left for a while; when it has, probes are answered, and no connection is kept."""
+@pytest.mark.fault("a metric that is never read to its end")
+def test_scrapes_that_hang_do_not_delay_the_probes(bench: Bench) -> None:
+    """A few scrapes may hang; the next ones are refused at once, and the probes answer."""
+    gate, begun = threading.Event(), threading.Semaphore(0)
+
+    def snapshot() -> StoreSnapshot:
+        begun.release()
+        gate.wait(60)
+        return StoreSnapshot()
+
+    bench.snapshot = snapshot
+    with ThreadPoolExecutor(SCRAPES_MAX) as pool:
+        hanging = [pool.submit(bench.get, "/metrics") for _ in range(SCRAPES_MAX)]
+        assert all(begun.acquire(timeout=10) for _ in hanging)
+        assert bench.get("/metrics")[::2] == (503, f"{SCRAPES_MAX} scrapes are under way. Try again.\n")
+        assert bench.json("/livez")[0] == 200
+        gate.set()
+        assert [scrape.result(30)[0] for scrape in hanging] == [200] * SCRAPES_MAX
+    assert bench.get("/metrics")[0] == 200
+
+
+def test_threads_that_cannot_be_started_are_not_counted_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the machine has no threads, probes are answered and scrapes are refused; then both are answered."""
     start = threading.Thread.start
-    refused: list[str] = []
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name != "http-request":
-            start(thread)
-            return
-        refused.append(thread.name)
-        raise RuntimeError("can't start new thread")
+        if thread.name == "http-request":
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        patch.setattr(bridge.telemetry.http, "log", mock.Mock())  # else most of the test's time goes into tracebacks
-        for _ in range(few_threads):
-            assert not is_answered(bench)
-    assert len(refused) == few_threads and not bench.server._open
-    assert is_answered(bench)
-
-
-def is_answered(bench: Bench) -> bool:
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        return bench.json("/livez")[0] == 200
-    return False
+        assert [bench.get("/metrics")[0] for _ in range(SCRAPES_MAX + 1)] == [503] * (SCRAPES_MAX + 1)
+        assert bench.json("/livez")[0] == 200
+    assert bench.get("/metrics")[0] == 200
 
 
 def test_stop_frees_the_port() -> None:
     """A bridge that is started again finds its port."""
     bench = Bench()
-    port = bench.server.start().port
-    bench.server.stop()
-    again = ManagementServer("127.0.0.1", port, health=bench.health, registry=bench.metrics.registry)
-    again.stop()
+    with bench.server as server:
+        port = server.port
+    with ManagementServer("127.0.0.1", port, health=bench.health, registry=bench.metrics.registry) as again:
+        assert again.port == port
+
+
+@pytest.mark.parametrize(
+    ("protection", "name"),
+    [(Protection(user="ü", password=":p:"), "ü"), (Protection(token="0123456789abcdef"), "token")],
+    ids=["password", "token"],
+)
+def test_a_client_with_the_same_credentials_is_known(protection: Protection, name: str) -> None:
+    """The header of a client is the one that a server expects."""
+    assert protection.who(protection.authorization()["Authorization"]) == name
+    assert Protection().authorization() == {}
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
@@ -343,10 +327,11 @@ def test_metrics_can_be_guarded_and_certificates_replaced(tmp_path: Path) -> Non
     def basic(text: str) -> str:
         return "Basic " + base64.b64encode(text.encode()).decode()
 
+    chain.write_text("being written")
     with ManagementServer(
         "127.0.0.1", 0, health=Health(), registry=Metrics().registry, protection=protection
     ) as server:
-        assert get("/livez")[0] == 200
+        assert get("/livez")[0] == 200, "the certificate of the check is in force"
         assert get("/metrics")[0] == 401
         for wrong in (basic("scraper:Secret"), basic("scraper"), "Basic ???", "Bearer secret", ""):
             assert get("/metrics", Authorization=wrong)[0] == 401
@@ -361,6 +346,12 @@ def test_metrics_can_be_guarded_and_certificates_replaced(tmp_path: Path) -> Non
             plain.settimeout(5)
             with contextlib.suppress(ConnectionResetError):
                 assert not plain.recv(100).startswith(b"HTTP"), "no plain text beside TLS"
+
+
+def test_a_client_without_a_password_sends_no_credentials() -> None:
+    """A user alone is no reason for a failed login; with a token, the token is sent."""
+    assert Protection(user="ops").authorization() == {}
+    assert Protection(user="ops", token="t" * 16).authorization() == {"Authorization": f"Bearer {'t' * 16}"}
 
 
 def test_a_certificate_that_cannot_be_used_is_an_error_with_its_key(tmp_path: Path) -> None:

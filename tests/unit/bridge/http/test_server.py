@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from bridge.api.server import CONNECTION_S, _Connection
+from bridge.api.listener import LIMITS
+from bridge.http.server import _Connection
 
 
 @pytest.mark.parametrize(
@@ -25,8 +26,9 @@ def test_only_what_may_take_long_outlives_the_time_of_a_connection(path: str, is
     """An export and a bulk action, while they are under way."""
     told: list[Any] = []
     connection = cast("Any", _Connection.__new__(_Connection))
+    connection._limits = LIMITS
     connection.cycle = SimpleNamespace(scope={"path": path}, response_complete=is_complete)
     connection.transport = SimpleNamespace(is_closing=lambda: False, abort=lambda: told.append("cut"))
     connection.loop = SimpleNamespace(call_later=lambda seconds, _: told.append(seconds))
     connection._expire()
-    assert told == (["cut"] if is_cut else [CONNECTION_S])
+    assert told == (["cut"] if is_cut else [LIMITS.connection_s])

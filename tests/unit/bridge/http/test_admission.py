@@ -1,11 +1,11 @@
-"""bridge.telemetry.admission: which connection goes where there are too many."""
+"""bridge.http.admission: which connection goes where there are too many."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.telemetry.admission import Guest, Standing, counted_place, one_to_go
+from bridge.http.admission import Guest, Standing, counted_place, one_to_go
 
 GUESTS = st.lists(
     st.builds(

@@ -7,6 +7,8 @@ import os
 import socket
 from typing import Final
 
+from bridge.errors import EnvironmentFailure
+
 BACKLOG: Final = 256
 """The queue of connections before their acceptance. If it is full, clients try again after a second."""
 _ALL: Final = "::"
@@ -22,8 +24,21 @@ _HINT: Final = "Correct http.host or {key}."
 _NO_NAME: Final = "Correct http.host: it is not an address, and this machine cannot look up such a name."
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A listening socket. `::` means IPv4 and IPv6, or IPv4 alone on a machine without IPv6. Raises OSError."""
+def listening(host: str, port: int, key: str) -> socket.socket:
+    """A listening socket. `::` means IPv4 and IPv6, or IPv4 alone on a machine without IPv6. Raises EnvironmentFailure
+    with a hint about `key`, the setting of the port."""
+    try:
+        return _listening(host, port)
+    except OSError as error:
+        is_name = isinstance(error, socket.gaierror)
+        reason = error.strerror if is_name else os.strerror(error.errno or 0)
+        hint = _NO_NAME if is_name else _HINTS.get(error.errno or 0, _HINT).format(key=key)
+        raise EnvironmentFailure(
+            f"cannot listen on {host_and_port(host, port)}: {reason}", hint=hint, code="DB-3029"
+        ) from None
+
+
+def _listening(host: str, port: int) -> socket.socket:
     if host == _ALL:
         try:
             return socket.create_server((host, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
@@ -38,15 +53,3 @@ def listening(host: str, port: int) -> socket.socket:
 def host_and_port(host: str, port: int) -> str:
     """Host and port in the form of a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def failure_reason(error: OSError) -> str:
-    """The reason of a failure of `listening`."""
-    return str(error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0))
-
-
-def hint_for(error: OSError, key: str) -> str:
-    """The remedy for a failure of `listening`; `key` is the setting of the port."""
-    if isinstance(error, socket.gaierror):
-        return _NO_NAME
-    return _HINTS.get(error.errno or 0, _HINT).format(key=key)

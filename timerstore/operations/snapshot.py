@@ -23,7 +23,7 @@ ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class Snapshot:
     """References, immutable batches and segments of one moment; `runs` have the open transaction's rows, too."""
 
     runs: tuple[RowRefs, ...]
@@ -60,14 +60,14 @@ class View:
         return rows.at_or_below(self.frontier)
 
 
-def looked(state: StoreState, look: Callable[[View], T]) -> T:
+def looked(state: StoreState, look: Callable[[Snapshot], T]) -> T:
     """The result of `look` for a snapshot; for a new one, if a segment was removed before it was opened. Raises as
     `look` does."""
     for _ in range(ATTEMPTS - 1):
         try:
-            return look(View.of(state))
+            return look(Snapshot.of(state))
         except Corrupt as error:
             with state.lock:
                 if error.path in [str(segment.path) for segment in state.timerlog]:
                     raise
-    return look(View.of(state))
+    return look(Snapshot.of(state))

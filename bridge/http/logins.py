@@ -14,7 +14,7 @@ from timerstore.clock import Clock, SystemClock
 TOLD_S: Final = 60.0
 """The interval of lines in the log: guesses of passwords cannot fill it."""
 
-log = structlog.get_logger("bridge.telemetry.logins")
+log = structlog.get_logger("bridge.http.logins")
 
 
 def uncounted() -> None:

@@ -1,4 +1,4 @@
-"""bridge.telemetry.logins: failed logins leave a trace, and no more of it than a line a minute."""
+"""bridge.http.logins: failed logins leave a trace, and no more of it than a line a minute."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
 from bridge.api.application import application
+from bridge.http.logins import TOLD_S, Logins
+from bridge.http.management import ManagementServer
+from bridge.http.protection import Protection
 from bridge.telemetry.health import Health
-from bridge.telemetry.http import ManagementServer, Protection
-from bridge.telemetry.logins import TOLD_S, Logins
 from bridge.telemetry.metrics import Metrics
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.api.fakes import Bridge

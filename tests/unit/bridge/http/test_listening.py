@@ -1,4 +1,4 @@
-"""bridge.telemetry.listening: one meaning of an address for each port, and errors that name it with the reason."""
+"""bridge.http.listening: one meaning of an address for each port, and errors that name it with the reason."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 from bridge.api.listener import Listener
 from bridge.errors import EnvironmentFailure
+from bridge.http.listening import listening
+from bridge.http.management import ManagementServer
+from bridge.http.protection import Protection
 from bridge.telemetry.health import Health
-from bridge.telemetry.http import ManagementServer, Protection
-from bridge.telemetry.listening import listening
 from bridge.telemetry.metrics import Metrics
 from tests.unit.bridge.api.fakes import Bridge
 
@@ -49,7 +50,7 @@ def test_all_addresses_of_a_machine_without_ipv6_are_ipv4(monkeypatch: pytest.Mo
             return create(*address, family=family, **more)
 
         monkeypatch.setattr(socket, "create_server", without)
-        with listening("::", 0) as found:
+        with listening("::", 0, "http.port") as found:
             socket.create_connection(("127.0.0.1", found.getsockname()[1]), timeout=10).close()
 
 

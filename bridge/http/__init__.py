@@ -1,0 +1,1 @@
+"""The HTTP ports: their listeners, their protection, and the management port."""
