@@ -189,8 +189,8 @@ class DueCommands:
         """Superseded moves, packed, each with the later move that acts in its place. Otherwise each move would wait for
         the copy of the one before. Moves of `no_copy` cannot be written again.
 
-        By id, the later move covers all messages of the earlier ones. If it does not act yet, it is written again by
-        the transaction that finishes these, and a crash undoes both or neither: a move by id leaves no tombstone."""
+        By id, the later move covers all messages of the earlier ones. It writes its commands by origin in the
+        transaction that finishes these, and a crash undoes both or neither: a move by id leaves no tombstone."""
         later, moves = dict[int, int](), defaultdict[tuple[object, ...], list[int]](list)
         origins, ids, seqs = (
             self._rows.column("origin", self.ids),
@@ -202,9 +202,11 @@ class DueCommands:
                 named = self._names(n) if id is None else (id, self._command(n)[:2])
                 moves[self._sources[n], named].append(n)
         for same in moves.values():
-            # A repeated move is as old as its client's record; moves from two partitions have no order.
+            # A move by origin that was written again is as old as its client's record. One by id that an earlier
+            # version has written again is decided in its place. Moves from two partitions have no order.
             places = {self._command(n)[:2] for n in same}
-            age = {n: (self._command(n)[2] if len(places) == 1 else 0, n) for n in same}
+            is_by_age = len(places) == 1 and ids[same[0]] is None
+            age = {n: (self._command(n)[2] if is_by_age else 0, n) for n in same}
             last = max((n for n in same if seqs[n] not in no_copy), key=age.__getitem__, default=None)
             if last is not None:
                 older = [n for n in same if age[n] < age[last]]

@@ -397,6 +397,21 @@ def test_the_move_that_was_sent_last_acts_after_a_restart(
     assert chain.outcomes() == ([b"moved"] * (2 + is_beside) if reply_to else [])
 
 
+def test_a_move_by_id_that_an_earlier_version_wrote_again_acts_in_its_place(chain: Chain) -> None:
+    """It covers the messages before it, and acts after the moves before it: its answer is true."""
+    message = [(h.FOR, b"1h"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")]
+    chain.send(message)
+    chain.run()
+    chain.send(move_headers("m", after=timedelta(hours=2), reply_to=ANSWERS), None)
+    chain.send(message)
+    again = (h.COPY_FORWARDED, f"{DELAY}/0/0".encode())
+    chain.send([*move_headers("m", after=timedelta(hours=3), reply_to=ANSWERS), again], None)
+    chain.run(5, step_ms=20)
+    assert chain.told() == {f"{DELAY}/0/0": ["moved"] * 2, f"{DELAY}/0/1": ["moved"]}
+    chain.run(2, step_ms=2 * 3_600_000)
+    assert [each[h.DUE] for each in chain.out[ORDERS]] == [str(BEGIN_MS + 3 * 3_600_000).encode()] * 2
+
+
 @pytest.mark.parametrize("is_split", [False, True])
 @pytest.mark.parametrize(("reply_to", "written"), [(None, 2), (ANSWERS, 101)])
 def test_of_moves_by_one_id_that_wait_together_the_last_acts(

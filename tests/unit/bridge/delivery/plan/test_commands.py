@@ -255,8 +255,8 @@ def test_a_move_that_was_written_once_more_is_older_than_what_was_written_meanwh
 
 
 def test_moves_by_id_that_a_later_one_makes_moot() -> None:
-    """Those that ask for an answer, too. They are ordered by the clients' records: what was written once more is
-    older than what was written meanwhile. Neither pauses, nor recalls, nor what cannot be written."""
+    """Those that ask for an answer, too. Each is decided in its place, also one that an earlier version has written
+    again. Neither pauses, nor recalls, nor what cannot be written."""
     again, elsewhere = (h.COPY_FORWARDED, b"delay/0/3"), (h.COPY_FORWARDED, b"delay/1/900")
     asks, correlates = (h.REPLY_TO, b"answers"), (h.CORRELATION, b"c")
     told: list[tuple[str, int, h.Headers]] = [
@@ -271,8 +271,8 @@ def test_moves_by_id_that_a_later_one_makes_moot() -> None:
         rows.append((AT_MIN, 0, 20 + n, move))
     rows.append((AT_MIN, 0, 40, timer("delay", 0, 40, NOW, None, kind=int(Kind.RECALL), id="a")))
     commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
-    assert commands.passed() == {20: 25, 21: 27, 22: 25, 24: 28, 26: 25, 29: 30}
-    assert commands.passed({25, 30}) == {20: 22, 21: 27, 24: 28, 26: 22}
+    assert commands.passed() == {20: 26, 21: 27, 22: 26, 24: 28, 25: 26, 29: 30}
+    assert commands.passed({26, 30}) == {20: 25, 21: 27, 22: 25, 24: 28}
 
 
 def test_where_a_move_needs_a_dead_letter_and_those_fail_its_source_waits() -> None:
