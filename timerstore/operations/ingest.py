@@ -157,14 +157,15 @@ class StoreIngest:
         """Whether a batch may come in. A flush or a delivery makes room; if neither is possible, the batch need not
         wait.
 
-        (Delivery waits until ingest has caught up with the committed O: before, only a flush can make room.) Without
-        room, commands by id wait no longer: the copies for which they wait could not come in.
+        (Delivery waits until ingest has caught up with the committed O: before, only a flush can make room.) Where a
+        flush cannot make room, commands by id wait no longer: the copies for which they wait could not come in.
         """
         state = self._state
         with state.lock:
             if self._has_room():
                 return True
-            if state.waiting_offset() < OFFSET_MAX:
+            can_flush = state.budgets.waiting.has_room(state) and state.resident.covered() > state.resident.stored
+            if state.waiting_offset() < OFFSET_MAX and not can_flush:
                 state.commands.wait_until_ms = AT_MIN
                 state.wake()
             return False

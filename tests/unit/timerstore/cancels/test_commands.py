@@ -183,6 +183,18 @@ def test_the_wait_of_commands_by_id_is_bounded(rig: Rig, gives_up: Callable[[Rig
     assert decide(rig) is Decision.SENT_ON
 
 
+def test_a_flush_that_makes_room_does_not_end_the_wait_of_commands(rig: Rig) -> None:
+    """Their time goes on: the room comes back in a moment."""
+    command_after_a_restart(rig, id="m")
+    rig.store.state.share(Budgets(replace(rig.limits, flush_bytes=0)))
+    rig.store.state.resident.stored = 0
+    assert not rig.store.has_room()
+    assert rig.store.next_due_ms() == NOW_MS + WAITING_MS_MAX
+    rig.store.state.resident.stored = 1
+    assert not rig.store.has_room()
+    assert rig.store.next_due_ms() == AT_MIN
+
+
 @pytest.mark.parametrize("kind", [Kind.MOVE, Kind.RECALL])
 def test_one_that_names_another_topic_comes_to_nothing(rig: Rig, kind: Kind) -> None:
     """Alone or beside others."""
