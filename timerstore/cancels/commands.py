@@ -244,7 +244,8 @@ class Commands:
     def note_read(self, offset: Int64s, origin: Int64s, ids: pa.Array) -> None:
         """Note copies that were read above commands by id."""
         keys = digests_or_zeros(ids)
-        for effect in _distinct(each for each in self.effects.values() if each.named is None):
+        read = set(keys.hi.tolist())
+        for effect in _distinct(each for each in self.effects.values() if each.named is None and each.id[0] in read):
             hi, lo = effect.id
             effect.copied.add(origin[(keys.hi == hi) & (keys.lo == lo) & (offset > effect.offset)])
 
