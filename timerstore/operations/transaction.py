@@ -229,7 +229,7 @@ class Transaction:
         `commands` are the offsets, in order. `passed` maps a move to the one among these that acts in its place: it
         names the same originals, or the same id. For the `silent`, no command can be written."""
         self._decided_ms, decided = now_ms, list[Decided]()
-        left = deque(commands.tolist())
+        left, needed = deque(commands.tolist()), frozenset(passed.values())
         while left:
             with self._changing:
                 unfinished, effects, count = self._state.commands.effects, list[Effect](), 0
@@ -243,17 +243,18 @@ class Transaction:
                 judged = dict(zip([each.offset for each in by_origin], self._judged(by_origin), strict=True))
                 self._settled += effects
                 for effect in effects:
+                    can_write = effect.offset not in silent
                     later = unfinished.get(passed.get(effect.offset, -1))
                     later = None if later is None or later.is_too_many else later
                     for result in (
-                        self._decisions_by_id(effect, later)
+                        self._decisions_by_id(effect, later, is_needed=effect.offset in needed)
                         if effect.named is None
                         else self._decisions(effect, judged[effect.offset], later)
                     ):
                         decided.append(result)
-                        if effect.offset not in silent:
+                        if can_write:
                             self._written.append((effect.is_move, result.written))
-                        if result.decision in (Decision.ACT, Decision.SENT_ON):
+                        if result.decision is Decision.ACT or (can_write and result.decision is Decision.SENT_ON):
                             self._act(result)
         return decided
 
@@ -297,12 +298,12 @@ class Transaction:
         copied = np.isin(rows.offset, np.concatenate(self._copied))
         return gone, copied | state.cancels.decided(lookup, rows.offset, origin)
 
-    def _decisions_by_id(self, effect: Effect, later: Effect | None) -> list[Decided]:
-        """The decisions of one command by id. `later` is the move that may act in its place. The caller holds the
-        lock."""
+    def _decisions_by_id(self, effect: Effect, later: Effect | None, *, is_needed: bool) -> list[Decided]:
+        """The decisions of one command by id. `later` is the move that may act in its place; it `is_needed` itself if
+        it may act in the place of others. The caller holds the lock."""
         if effect.is_too_many:
             return of_all(effect, Decision.TOO_MANY)
-        if self._state.is_unread() or self._has_enough(effect):
+        if self._state.is_unread() or (self._has_enough(effect) and not is_needed):
             return of_all(effect, Decision.UNKNOWN)
         named, first_ms = self._pending_of_id(effect)
         recalled = named_among(named, self._recalled)

@@ -395,6 +395,31 @@ def test_a_move_by_id_that_a_later_one_makes_moot_is_passed_over(rig: Rig) -> No
     assert [each.decision for each in decided][::4] == [Decision.SENT_ON, Decision.TOO_MANY]
 
 
+def test_a_recall_by_id_that_cannot_be_written_leaves_its_messages_to_later_commands(rig: Rig) -> None:
+    """It has touched none of them."""
+    for kind in (None, None, Kind.RECALL, Kind.MOVE):
+        write(rig, None if kind else FAR_MS, id="m", **({"command": kind} if kind else {}))
+    rig.ingest()
+    transaction, rows = take(rig)
+    decided = transaction.decide(rows.offset, NOW_MS, silent=rows.offset[:1].tolist())
+    assert [each.written.tolist() for each in decided] == [[0, 1], [0, 1]]
+
+
+def test_a_move_by_id_in_whose_place_another_acts_is_answered_by_its_effect(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one acts even where no more commands are written."""
+    monkeypatch.setattr(operations_transaction, "NAMED_MAX", 2)
+    for id in ("m", "n"):
+        write(rig, FAR_MS, id=id)
+    for id in ("m", "m", "n", "m"):
+        write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 1, id=id)
+    rig.ingest()
+    transaction, rows = take(rig)
+    decided = transaction.decide(rows.offset, NOW_MS, {3: 5})
+    assert [each.decision for each in decided] == [Decision.SENT_ON, Decision.PASSED, *[Decision.SENT_ON] * 2]
+
+
 def test_what_a_move_could_not_copy_is_not_in_transit(rig: Rig) -> None:
     """It became a dead letter. Else a command about it would be written again and again, for ever."""
     write(rig, FAR_MS)
