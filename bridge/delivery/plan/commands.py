@@ -192,11 +192,8 @@ class DueCommands:
         By id, the later move covers all messages of the earlier ones. It writes its commands by origin in the
         transaction that finishes these, and a crash undoes both or neither: a move by id leaves no tombstone."""
         later, moves = dict[int, int](), defaultdict[tuple[object, ...], list[int]](list)
-        origins, ids, seqs = (
-            self._rows.column("origin", self.ids),
-            self._rows.column("id", self.ids),
-            self.seqs.tolist(),
-        )
+        origins, ids = (self._rows.column(name, self.ids) for name in ("origin", "id"))
+        seqs = self.seqs.tolist()
         for n, id in enumerate(ids):
             if self._moves[n] and self._due[n] < h.AS_DUE_MS and (id is not None or origins[n] != NO_ORIGIN):
                 named = self._names(n) if id is None else (id, self._command(n)[:2])
@@ -251,6 +248,9 @@ class DueCommands:
                 source = self._rows.sources.name(self._sources[n])
                 told = tuple((*source, offset) for offset in offsets.tolist())
                 replies.append((n, self._answer(n, outcome, told, due_ms)))
+        if unknown := [n for n, made in numbered if made.decision is Decision.UNKNOWN]:
+            first = h.origin_text(*self._command(unknown[0]))
+            log.warning("commands-without-effect", commands=len(unknown), first=first)
         for row, outcome in elsewhere.items():
             n = self._at[int(self._rows.keys[row])]
             topic, partition, named = self._names(n)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from bridge.delivery.doubt.findings import Findings
 from bridge.delivery.plan.backoff import RetryPolicy
@@ -286,6 +287,14 @@ def test_where_a_move_needs_a_dead_letter_and_those_fail_its_source_waits() -> N
         assert planned(NOW, {**large, "value": b""}, bytes_max=1_500, letters=trouble).answers
     plan = planned(NOW, large, bytes_max=1_500, findings=Findings(no_letter={20}, cut={20}))
     assert [(len(batch), batch.values) for batch in plan.batches() if batch.topic == "delay.dlt"] == [(1, [None])]
+
+
+def test_commands_without_effect_are_reported() -> None:
+    """Most ask for no answer."""
+    with capture_logs() as logs:
+        planned(NOW, loan=lambda *found: Several(*found, decisions={7: Decision.UNKNOWN}))
+    (line,) = logs
+    assert (line["event"], line["commands"], line["first"]) == ("commands-without-effect", 1, "delay/0/20")
 
 
 @pytest.mark.parametrize("decision", [each for each in Decision if each not in (Decision.SENT_ON, Decision.TOO_MANY)])
