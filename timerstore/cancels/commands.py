@@ -137,7 +137,7 @@ class Decided:
     def written(self) -> Int64s:
         """The originals for which a command by origin is written, one each."""
         named = self.named if self.decision is Decision.SENT_ON else self.behind
-        return _NONE if named is None else within_reach(named)
+        return _NONE if named is None else named
 
 
 def of_all(effect: Effect, decision: Decision) -> list[Decided]:

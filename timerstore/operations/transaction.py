@@ -253,7 +253,7 @@ class Transaction:
                     ):
                         decided.append(result)
                         if can_write:
-                            self._written.append((effect.is_move, result.written))
+                            self._written.append((effect.is_move, within_reach(result.written)))
                         if result.decision is Decision.ACT or (can_write and result.decision is Decision.SENT_ON):
                             self._act(result)
         return decided
@@ -394,8 +394,8 @@ class Transaction:
             self._named += len(found.written)
             self._acted_ids.add(effect.id)
         if effect.is_now or not effect.is_move:
-            acted = found.written if effect.named is None else within_reach(effect.origin[live])
-            (self._hurried if effect.is_now else self._recalled).update(acted.tolist())
+            acted = found.written if effect.named is None else effect.origin[live]
+            (self._hurried if effect.is_now else self._recalled).update(within_reach(acted).tolist())
         if found.decision is Decision.ACT:
             self._acted.update(effect.rows.offset[live].tolist())
             self._decided[effect.offset] = found
