@@ -125,7 +125,7 @@ class CommandSender:
             self._waiting[correlation] = _Waiting(future, len(order.origins))
         future.add_done_callback(lambda _: self._forget(correlation))
         topic, partition = order.source
-        name = origins_text(*order.source, order.origins)
+        name = origins_text(topic, partition, order.origins)
         headers = (
             cancel_origin_headers(name, correlation=correlation)
             if order.due_ms is None
