@@ -21,6 +21,8 @@ DESKTOP: Final = {"width": 1200, "height": 900}
 PHONE: Final = {"width": 360, "height": 740}
 USER: Final[dict[str, str]] = {"username": "operator", "password": "night"}
 MINUTE_MS: Final = 60_000
+INTERVAL_MS: Final = 5_000
+"""Of the page's refreshes."""
 NINE: Final = '{"cron":"0 9 * * *","time-zone":"Europe/Berlin"}'
 HOSTILE: Final = '"><img src=x onerror=alert(1)><script>alert(2)</script>\u202egpj.exe\x00'
 SEEN: Final = HOSTILE.replace("\u202e", "\\u202e").replace("\x00", "\\u0000")
@@ -108,9 +110,17 @@ def starting() -> Phase:
 
 @contextmanager
 def looking(
-    chromium: Browser, at: Bridge, path: str = "/", *, is_writable: bool = False, base_path: str = "", **options: Any
+    chromium: Browser,
+    at: Bridge,
+    path: str = "/",
+    *,
+    is_writable: bool = False,
+    base_path: str = "",
+    has_clock: bool = True,
+    **options: Any,
 ) -> Iterator[tuple[Page, list[str]]]:
-    """The page at a path, once it shows a view, and the browser's complaints. `options` as for a context."""
+    """The page at a path, once it shows a view, and the browser's complaints. `options` as for a context. Without
+    `has_clock` time stands still for the page, which refreshes its view at `refresh` only."""
     complaints: list[str] = []
 
     def note(said: ConsoleMessage) -> None:
@@ -133,6 +143,14 @@ def looking(
         page.on("console", note)
         page.on("pageerror", lambda error: complaints.append(error.message))
         page.on("dialog", dismiss)
+        if not has_clock:
+            page.clock.install()
+            page.clock.pause_at(NOW_MS / 1000)
         page.goto(path)
         page.locator("main h1, #notice p").first.wait_for()
         yield page, complaints
+
+
+def refresh(page: Page) -> None:
+    """Let the page's interval pass: it is longer after a slow answer, so a real one depends on the machine."""
+    page.clock.run_for(INTERVAL_MS)

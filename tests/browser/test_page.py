@@ -10,9 +10,8 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Error, Page, expect
 
-from dev.harness.pace import scaled
 from tests.browser.looks import LOOKS, serious
-from tests.browser.rig import DESKTOP, PHONE, SEEN, bridge, hostile, looking, orders, starting
+from tests.browser.rig import DESKTOP, PHONE, SEEN, bridge, hostile, looking, orders, refresh, starting
 from tests.paths import ROOT
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Store, message
 from timerstore.operations.find import PENDING, PendingState
@@ -246,7 +245,7 @@ def test_a_record_can_be_copied_and_downloaded(chromium: Browser) -> None:
 def test_one_message_says_where_it_is_and_why(chromium: Browser) -> None:
     """From the list to a message that is retried; when it is delivered, the page says so."""
     there = bridge()
-    with looking(chromium, there, "/messages?state=retrying") as (page, _):
+    with looking(chromium, there, "/messages?state=retrying", has_clock=False) as (page, _):
         page.locator(f"{rows} a").first.click()
         expect(page.locator("h1")).to_have_text("Message delay/0/7")
         main = page.locator("main")
@@ -255,7 +254,8 @@ def test_one_message_says_where_it_is_and_why(chromium: Browser) -> None:
         expect(page.locator("pre")).to_have_text('{"order": 7, "text": "call back"}')
         assert there.store is not None
         there.store.rows = [row for row in there.store.rows if row.offset != 7]
-        expect(page.get_by_role("alert")).to_contain_text("is not pending here", timeout=scaled(15_000))
+        refresh(page)
+        expect(page.get_by_role("alert")).to_contain_text("is not pending here")
 
 
 @pytest.mark.parametrize("path", ["/", "/messages", "/messages/delay/0/0", "/targets"])
@@ -283,7 +283,7 @@ def test_markup_is_refused_by_the_browser_itself(chromium: Browser) -> None:
 def test_a_keyboard_is_enough(chromium: Browser) -> None:
     """Skip, walk through the bars with the arrows, open their messages; the focus outlasts an update."""
     there = bridge()
-    with looking(chromium, there) as (page, complaints):
+    with looking(chromium, there, has_clock=False) as (page, complaints):
         page.keyboard.press("Tab")
         expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
         page.keyboard.press("Enter")
@@ -295,7 +295,8 @@ def test_a_keyboard_is_enough(chromium: Browser) -> None:
         expect(bars.nth(1)).to_be_focused()
         assert there.store is not None
         there.gauges = bridge(*there.store.rows[:9]).gauges
-        expect(page.locator(".tile").first).to_contain_text("9", timeout=scaled(15_000))
+        refresh(page)
+        expect(page.locator(".tile").first).to_contain_text("9")
         expect(bars.nth(1)).to_be_focused()
         label = bars.nth(1).get_attribute("aria-label") or ""
         page.keyboard.press("Enter")
@@ -333,14 +334,16 @@ def test_it_asks_only_while_it_is_looked_at(chromium: Browser) -> None:
 def test_a_bridge_that_cannot_tell_says_why(chromium: Browser) -> None:
     """While it starts; the old view is marked as stale, and recovers by itself."""
     there = Bridge(None, starting())
-    with looking(chromium, there) as (page, _):
+    with looking(chromium, there, has_clock=False) as (page, _):
         expect(page.locator("#notice")).to_contain_text("records up to the committed offsets")
         whole = bridge()
         there.store, there.where, there.gauges = whole.store, whole.where, whole.gauges
-        expect(page.locator(".tile").first).to_be_visible(timeout=scaled(15_000))
+        refresh(page)
+        expect(page.locator(".tile").first).to_be_visible()
         expect(page.locator("#notice")).to_be_empty()
         there.store = None
-        expect(page.locator("main.stale .tile").first).to_be_visible(timeout=scaled(15_000))
+        refresh(page)
+        expect(page.locator("main.stale .tile").first).to_be_visible()
 
 
 def test_many_messages_stay_readable(chromium: Browser) -> None:
