@@ -1,8 +1,8 @@
 """Resuming: after the pause of a target it brings the postponed messages forward. It also learns of pauses that clients
 requested from other instances.
 
-A search by target finds the messages. Commands for up to 20 messages each (`delay-until: due`) move them, at a limited
-rate: exactly once, like any command. The remaining work needs no record of its own: a search finds it again.
+A search by target finds the messages. One command for each (`delay-until: due`) moves them, at a limited rate: exactly
+once, like any command. The remaining work needs no record of its own: a search finds it again.
 
     1 search     waiting copies of due messages, written before the pause ended                 nothing
     2 command    one into the partition of each message, then a wait for its answer             it is carried out
