@@ -39,6 +39,8 @@ BULKS_MAX: Final = 2
 PAGES_MAX: Final = 4
 """Pages of an action at a time: a transaction takes no longer for several."""
 PAGE_ROWS: Final = ORIGINALS_MAX
+MOVES_MAX: Final = 2_000
+"""Messages of a page of moves: each is a command, and PAGES_MAX pages need answers at a time."""
 MARGIN_S: Final = 5.0
 PAGE_S: Final = 60.0
 """The longest wait for the answers to a page: longer than a rebalance, or the loss of a node."""
@@ -140,8 +142,8 @@ class Bulks:
 
 
 def _next_page(job: Job, after: NamedPosition | None) -> _Page:
-    page = job.store.find_originals(job.query, job.now_ms(), after=after, limit=PAGE_ROWS)
-    orders, named_max = [], NAMED_MAX if job.due_ms is None else 1
+    rows, named_max = (PAGE_ROWS, NAMED_MAX) if job.due_ms is None else (min(PAGE_ROWS, MOVES_MAX), 1)
+    page, orders = job.store.find_originals(job.query, job.now_ms(), after=after, limit=rows), []
     for source, (origin, due_ms) in page.found.items():
         is_old = origin < job.ends.get(source, 0)
         kept = origin[is_old if job.due_ms is None else is_old & (due_ms != job.due_ms)]
