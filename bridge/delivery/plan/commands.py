@@ -283,7 +283,8 @@ class DueCommands:
             return
         has_acted = each.decision is Decision.ACT
         ends = has_acted and not each.effect.is_move
-        again = self._sent_on(n, each.written.tolist(), ends=ends, is_answered=not has_acted)
+        most = 1 if each.effect.is_move or each.effect.named is None else h.NAMED_MAX
+        again = self._sent_on(n, each.written.tolist(), most, ends=ends, asks=not has_acted)
         writing.out.to_delay_topics.append(again)
 
     def _move(self, acting: Sequence[tuple[int, Decided]], writing: _Writing) -> list[list[_Result]]:
@@ -370,23 +371,24 @@ class DueCommands:
             payload = payload.set_column(index, field, pa.array(values, field.type))
         return DueRows(replace(rows, payload=payload), self._rows.columns), changed, over
 
-    def _sent_on(self, n: int, origins: Sequence[int], *, ends: bool = False, is_answered: bool = True) -> Batch:
-        """The command, as one by origin for each of these messages, into its own partition; with `ends`, as a cancel.
-        Each has an absolute time, and the place of the client's record."""
+    def _sent_on(self, n: int, origins: list[int], most: int = 1, *, ends: bool = False, asks: bool = True) -> Batch:
+        """The command, as ones by origin for `most` of these messages each, into its own partition; with `ends`, as
+        cancels. Each has an absolute time, and the place of the client's record."""
         topic, partition, _ = self._place(n)
         is_move = self._is_move(n) and not ends
-        left_out = h.COMMANDS if is_answered else (*h.COMMANDS, h.REPLY_TO, h.CORRELATION)
+        left_out = h.COMMANDS if asks else (*h.COMMANDS, h.REPLY_TO, h.CORRELATION)
         said = {name: text for name, text in self._headers[n].items() if name not in left_out}
         name, until_ms = (h.MOVE_ORIGIN, self._due[n]) if is_move else (h.CANCEL_ORIGIN, None)
         place = h.origin_text(*self._command(n))
-        named = [{**said, name: h.origin_text(topic, partition, origin).encode()} for origin in origins]
+        texts = [h.origins_text(topic, partition, origins[i : i + most]) for i in range(0, len(origins), most)]
+        named = [{**said, name: text.encode()} for text in texts]
         return Batch(
             topic=topic,
-            ids=np.full(len(origins), self.ids[n]),
-            values=[None] * len(origins),
-            keys=[self._keys[n]] * len(origins),
+            ids=np.full(len(texts), self.ids[n]),
+            values=[None] * len(texts),
+            keys=[self._keys[n]] * len(texts),
             headers=[sent_on(each, until_ms=until_ms, forwarded=place) for each in named],
-            partitions=[partition] * len(origins),
+            partitions=[partition] * len(texts),
         )
 
     # ---- answers
