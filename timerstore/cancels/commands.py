@@ -11,8 +11,9 @@ without it, and the answer is then that they have left. Each original that it na
 A command by id becomes one command by origin for each message: its transaction writes these.
 
 By id. A command by id leaves no tombstone, so that it may wait in its place, with all rows behind it: while copies of
-an earlier process may be unread, below the log's end at the start. The wait ends after 10 s, with 10,000 such commands,
-or without room for new rows. From then on they have no effect, until the log is read up to there; the answer says so.
+an earlier process may be unread, below the log's end at the start. Its time counts when messages are delivered: it ends
+10 s after the first such command was read, with 10,000 of them, or without room for new rows. From then on they have no
+effect, until the log is read up to there; the answer says so.
 
 Replay. A command below the committed O is finished: reading it makes its tombstone. Nothing is lost by that, since its
 transaction acted on every pending row of the origin below d, and it is read before any delivery (I6). There is one
@@ -40,7 +41,7 @@ from timerstore.rows.entry import UNCOPYABLE
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Bools, Int64s, Positions
 
 WAITING_MS_MAX: Final = 10_000
-"""Limit of the wait for a command that was written, and of the wait of commands by id after a start."""
+"""Limit of the wait for a command that was written, and of messages for commands by id after a start."""
 WAITING_MAX: Final = 10_000
 """Limit of commands by id that wait."""
 _NONE: Final = np.empty(0, np.int64)
@@ -56,7 +57,7 @@ class Decision(Enum):
     TOO_MANY = auto()  # the command covers more than effects.ROWS_MAX messages
     PASSED = auto()  # a later command of the same transaction acts in its place
     UNCOPYABLE = auto()  # a move to another time needs a copy, and the message is too large: it stays unchanged
-    UNKNOWN = auto()  # of an id: its messages are not known yet, or have too many commands already
+    UNKNOWN = auto()  # of an id: its messages are not known yet
 
 
 @dataclass(slots=True, eq=False)
@@ -236,10 +237,24 @@ class Commands:
             return OFFSET_MAX
         return min((offset for offset, effect in self.effects.items() if effect.named is None), default=OFFSET_MAX)
 
-    def give_up(self, now_ms: int) -> None:
+    def give_up(self, now_ms: int = AT_MIN) -> None:
         """End the wait, if its time is over, or too many wait."""
         if now_ms >= self.wait_until_ms or sum(each.named is None for each in self.effects.values()) > WAITING_MAX:
             self.wait_until_ms = AT_MIN
+
+    def enough_offset(self, messages_max: int) -> int:
+        """The offset of the first command by id that one transaction leaves to the next one: with those before it, of
+        which one names the same id, it covers more than `messages_max` messages. OFFSET_MAX: none."""
+        by_id = [each for each in self.effects.values() if each.upto is not None]  # in the order of offset
+        if (count := sum(each.upto or 0 for each in by_id)) <= messages_max:
+            return OFFSET_MAX
+        ids, count = set[Id](), 0
+        for effect in by_id:
+            count += effect.upto or 0
+            if count > messages_max and effect.id in ids:
+                return effect.offset
+            ids.add(effect.id)
+        return OFFSET_MAX
 
     def note_read(self, offset: Int64s, origin: Int64s, ids: pa.Array) -> None:
         """Note copies that were read above commands by id."""

@@ -27,7 +27,6 @@ from timerstore.cancels.commands import (
     Decided,
     Decision,
     Effect,
-    Id,
     InTransit,
     named_among,
     of_all,
@@ -48,9 +47,9 @@ from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position
 CANCELLED_TAKES_MAX = 16
 """Limit of successive takes with cancelled rows only; the transaction then ends early."""
 
-NAMED_MAX = 10_000
-"""Commands by origin that commands by id write in one transaction. Above this number, one command of each id still
-acts."""
+COVERED_MAX = 10_000
+"""Limit of messages that commands by id cover in one transaction, with repetitions; the first one of each id has no
+limit."""
 
 NONE: Mapping[int, int] = {}
 
@@ -120,10 +119,6 @@ class Transaction:
         """Offsets of the rows, handed out or moved, that leave as copies."""
         self._acted = self._loan.acted
         """Offsets of the rows on which commands of this transaction act."""
-        self._acted_ids: set[Id] = set()
-        """Ids whose commands have written commands by origin."""
-        self._named = 0
-        """The number of commands by origin that commands by id write."""
         self._recalled: set[int] = set()
         """Originals that recalls act on, or have commands by origin written for."""
         self._hurried: set[int] = set()
@@ -143,7 +138,7 @@ class Transaction:
         with self._changing:
             resident = self._state.resident
             resident.overtake(self._loan.position)  # rows that have come since the last take
-            overtaken = resident.overtaken.count_due(until.at_ms, self._state.waiting_offset())
+            overtaken = resident.overtaken.count_due(until.at_ms, self._end())
             return DueCounts(overtaken, resident.ready.count_until(min(until, resident.frontier)))
 
     def take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> Taken:
@@ -161,15 +156,15 @@ class Transaction:
         with self._changing:
             resident = self._state.resident
             resident.overtake(self._loan.position)
-            waiting = self._state.waiting_offset()
-            overtaken = resident.overtaken.take(until_ms, overtaken_max, waiting)
+            end = self._end()
+            overtaken = resident.overtaken.take(until_ms, overtaken_max, end)
             # O' is the offset of the first overtaken row that is left, else the end of the ingested records.
-            self._offset = min(resident.reachable(), waiting)
+            self._offset = min(resident.reachable(), end)
             due = resident.ready.pop_until(min(bound, resident.frontier), on_time_max)
             is_end = not len(due) + len(overtaken)
             if len(due):
                 self._loan.position = due.last()
-            if len(resident.overtaken) or waiting < OFFSET_MAX:
+            if len(resident.overtaken) or end < OFFSET_MAX:
                 covered = due.offset < self._offset
                 resident.overtaken.insert(due.where(~covered))
                 due = due.where(covered)
@@ -193,6 +188,10 @@ class Transaction:
         # A message without a key replaces others by a cancel row, which has the message's own offset.
         self._output.append(rows.offset[rows.at > AT_MIN])
         return taken, is_end
+
+    def _end(self) -> int:
+        """The offset of the first command that is left to a later transaction; the caller holds the lock."""
+        return min(self._state.waiting_offset(), self._state.commands.enough_offset(COVERED_MAX))
 
     def move_offset(self) -> None:
         """Move O up to the first overtaken row, without a take."""
@@ -229,7 +228,7 @@ class Transaction:
         `commands` are the offsets, in order. `passed` maps a move to the one among these that acts in its place: it
         names the same originals, or the same id. For the `silent`, no command can be written."""
         self._decided_ms, decided = now_ms, list[Decided]()
-        left, needed = deque(commands.tolist()), frozenset(passed.values())
+        left = deque(commands.tolist())
         while left:
             with self._changing:
                 unfinished, effects, count = self._state.commands.effects, list[Effect](), 0
@@ -247,7 +246,7 @@ class Transaction:
                     later = unfinished.get(passed.get(effect.offset, -1))
                     later = None if later is None or later.is_too_many else later
                     for result in (
-                        self._decisions_by_id(effect, later, is_needed=effect.offset in needed)
+                        self._decisions_by_id(effect, later)
                         if effect.named is None
                         else self._decisions(effect, judged[effect.offset], later)
                     ):
@@ -261,7 +260,7 @@ class Transaction:
     def _size(self, effect: Effect) -> int:
         """The number of rows or messages to examine."""
         if effect.upto is not None:
-            return 1 if self._has_enough(effect) else max(1, effect.upto)
+            return max(1, effect.upto)
         return max(1 if effect.named is None else len(effect.named), len(effect.rows))
 
     def _judged(self, effects: Sequence[Effect]) -> list[_Judged]:
@@ -298,18 +297,18 @@ class Transaction:
         copied = np.isin(rows.offset, np.concatenate(self._copied))
         return gone, copied | state.cancels.decided(lookup, rows.offset, origin)
 
-    def _decisions_by_id(self, effect: Effect, later: Effect | None, *, is_needed: bool) -> list[Decided]:
-        """The decisions of one command by id. `later` is the move that may act in its place; it `is_needed` itself if
-        it may act in the place of others. The caller holds the lock."""
+    def _decisions_by_id(self, effect: Effect, later: Effect | None) -> list[Decided]:
+        """The decisions of one command by id. `later` is the move that may act in its place. The caller holds the
+        lock."""
         if effect.is_too_many:
             return of_all(effect, Decision.TOO_MANY)
-        if self._state.is_unread() or (self._has_enough(effect) and not is_needed):
+        if self._state.is_unread():
             return of_all(effect, Decision.UNKNOWN)
         named, first_ms = self._pending_of_id(effect)
         recalled = named_among(named, self._recalled)
         if later is not None and not (recalled.any() or self._leave_before(named)):
             is_near = first_ms <= self._decided_ms + LEAVES_MS
-            if len(named) and not is_near:
+            if len(named) and not is_near and len(self._pending_of_id(later)[0]) <= ROWS_MAX:
                 return passed_over(effect, later, named)
         if len(named) > ROWS_MAX:
             return of_all(effect, Decision.TOO_MANY)
@@ -319,10 +318,6 @@ class Transaction:
             return [Decided(effect=effect, decision=Decision.SENT_ON, live=EMPTY.offset, named=chosen)]
         gone, _, _ = self._judged_by_id(effect)
         return of_all(effect, Decision.LEFT if gone.any() else Decision.NOTHING)
-
-    def _has_enough(self, effect: Effect) -> bool:
-        """Whether a command by id may write no more commands in this transaction."""
-        return self._named >= NAMED_MAX and effect.id in self._acted_ids
 
     def _leave_before(self, named: Int64s) -> bool:
         """Whether a move to now, or a recall that was sent earlier, takes any of these originals."""
@@ -390,12 +385,9 @@ class Transaction:
     def _act(self, found: Decided) -> None:
         """Note the rows and originals on which a command acts, or will; the caller holds the lock."""
         effect, live = found.effect, found.live
-        if effect.named is None:
-            self._named += len(found.written)
-            self._acted_ids.add(effect.id)
         if effect.is_now or not effect.is_move:
-            acted = found.written if effect.named is None else effect.origin[live]
-            (self._hurried if effect.is_now else self._recalled).update(within_reach(acted).tolist())
+            acted = within_reach(np.concatenate((found.written, effect.origin[live])))
+            (self._hurried if effect.is_now else self._recalled).update(acted.tolist())
         if found.decision is Decision.ACT:
             self._acted.update(effect.rows.offset[live].tolist())
             self._decided[effect.offset] = found

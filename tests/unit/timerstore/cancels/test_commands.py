@@ -183,8 +183,20 @@ def test_the_wait_of_commands_by_id_is_bounded(rig: Rig, gives_up: Callable[[Rig
     assert decide(rig) is Decision.SENT_ON
 
 
+def test_the_time_of_commands_by_id_ends_only_where_messages_are_delivered(rig: Rig) -> None:
+    """While these wait until the log is read, the wait costs nothing."""
+    command_after_a_restart(rig, id="m")
+    rig.store.state.cancels.inherited = 9
+    rig.store.append(entries(rig.log[2:]), 3, NOW_MS + WAITING_MS_MAX)
+    transaction, rows = take(rig)
+    assert not len(rows)
+    transaction.rollback()
+    rig.store.begin(NOW_MS + WAITING_MS_MAX).rollback()
+    assert rig.store.next_due_ms() == AT_MIN
+
+
 def test_a_flush_that_makes_room_does_not_end_the_wait_of_commands(rig: Rig) -> None:
-    """Their time goes on: the room comes back in a moment."""
+    """Nor does a commit that lets it: the room comes back in a moment."""
     command_after_a_restart(rig, id="m")
     rig.store.state.share(Budgets(replace(rig.limits, flush_bytes=0)))
     rig.store.state.resident.stored = 0
@@ -356,22 +368,24 @@ def test_of_commands_by_one_id_the_first_acts(rig: Rig) -> None:
     assert [each.written.tolist() for each in decided] == [[0, 1, 2], [0], [0]]
 
 
-def test_moves_by_one_id_need_not_wait_for_each_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each writes one by origin for each message, of which the last acts. Not any number of them, but one of each
-    id."""
-    monkeypatch.setattr(operations_transaction, "NAMED_MAX", 5)
-    for _ in range(2):
-        write(rig, FAR_MS, id="m")
-    write(rig, FAR_MS, id="n")
-    for kind in (Kind.MOVE, Kind.MOVE, Kind.MOVE, Kind.MOVE, Kind.RECALL):
-        write(rig, None, command=kind, id="m")
-    for kind in (Kind.RECALL, Kind.MOVE):
-        write(rig, None, command=kind, id="n")
+def test_a_transaction_leaves_further_commands_of_an_id_to_the_next_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its commands by id cover enough messages, rows behind them wait, too; the first command of each id acts."""
+    monkeypatch.setattr(operations_transaction, "COVERED_MAX", 5)
+    for id in ("m", "m", "n"):
+        write(rig, FAR_MS, id=id)
+    for id in ("m", "m", "m", "m", "m", "n", "n"):
+        write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS, id=id)
+    write(rig, NOW_MS)
     rig.ingest()
-    transaction, rows = take(rig)
-    sent_on, unknown = Decision.SENT_ON, Decision.UNKNOWN
-    decisions = [each.decision for each in transaction.decide(rows.offset, NOW_MS)]
-    assert decisions == [sent_on, sent_on, sent_on, unknown, unknown, sent_on, unknown]
+    decided = []
+    while rig.store.next_due_ms() == AT_MIN:
+        transaction, rows = take(rig)
+        decided.append([each.decision for each in transaction.decide(rows.offset[:4], NOW_MS)])
+        assert transaction.progress().offset == min(11, 3 + sum(map(len, decided)) + (len(decided) == 3))
+        rig.commit(transaction, [rows])
+    assert decided == [[Decision.SENT_ON] * 2, [Decision.SENT_ON] * 2, [Decision.SENT_ON] * 3]
 
 
 def test_a_move_by_id_that_a_later_one_makes_moot_is_passed_over(rig: Rig) -> None:
@@ -405,19 +419,39 @@ def test_a_recall_by_id_that_cannot_be_written_leaves_its_messages_to_later_comm
     assert [each.written.tolist() for each in decided] == [[0, 1], [0, 1]]
 
 
-def test_a_move_by_id_in_whose_place_another_acts_is_answered_by_its_effect(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one acts even where no more commands are written."""
-    monkeypatch.setattr(operations_transaction, "NAMED_MAX", 2)
-    for id in ("m", "n"):
-        write(rig, FAR_MS, id=id)
-    for id in ("m", "m", "n", "m"):
-        write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 1, id=id)
+def test_a_move_by_id_is_not_passed_over_by_one_that_covers_too_many(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies in transit count: with them the later move touches nothing."""
+    monkeypatch.setattr(operations_transaction, "ROWS_MAX", FEW)
+    write(rig, NOW_MS - 10, id="m")
+    rig.ingest()
+    for _ in range(FEW - 1):
+        write(rig, FAR_MS, id="m")
+    transaction, rows = take(rig)
+    transaction.copied(rows.offset, rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    rig.commit(transaction, [rows])
+    for due_ms in (None, FAR_MS, None):
+        write(rig, due_ms, id="m", **({} if due_ms else {"command": Kind.MOVE, "moved_ms": FAR_MS}))
     rig.ingest()
     transaction, rows = take(rig)
-    decided = transaction.decide(rows.offset, NOW_MS, {3: 5})
-    assert [each.decision for each in decided] == [Decision.SENT_ON, Decision.PASSED, *[Decision.SENT_ON] * 2]
+    first, last = rows.offset.tolist()
+    decided = transaction.decide(rows.offset, NOW_MS, {first: last})
+    assert [each.decision for each in decided] == [Decision.SENT_ON, Decision.TOO_MANY]
+
+
+def test_a_recall_behind_a_copy_comes_before_later_moves_by_id(rig: Rig) -> None:
+    """None of them is passed over with the answer that its message was moved."""
+    write(rig, NOW_MS - 10, id="m")
+    write(rig, FAR_MS, id="m")
+    rig.ingest()
+    for more in ({"origin": 0}, {"id": "m"}, {"id": "m"}):
+        write(rig, None, command=Kind.RECALL if "origin" in more else Kind.MOVE, moved_ms=FAR_MS, **more)
+    transaction, rows = take(rig)
+    transaction.copied(rows.offset, rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    rig.commit(transaction, [rows])
+    rig.ingest()
+    transaction, rows = take(rig)
+    decided = transaction.decide(rows.offset, NOW_MS, {3: 4})
+    assert [each.decision for each in decided] == [Decision.SENT_ON] * 3
 
 
 def test_what_a_move_could_not_copy_is_not_in_transit(rig: Rig) -> None:
