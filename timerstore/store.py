@@ -110,7 +110,7 @@ class TimerStore:
 
     def begin(self, now_ms: int = AT_MIN) -> Transaction:
         """Start a transaction: one at a time, and only when the log is ingested up to its committed O (invariant I6).
-        `now_ms` bounds the wait of commands by id.
+        `now_ms` bounds the wait of commands by id; AT_MIN: no message waits for them.
         Raises Misuse before; after a failed change, as every method that changes the store, Inconsistent."""
         with self.state.lock:
             if not self.is_caught_up():

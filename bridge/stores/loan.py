@@ -149,7 +149,9 @@ class Loan:
     def _transaction(self, source: int) -> Transaction:
         found = self._open.get(source)
         if found is None:
-            found = self._open[source] = self._lenders[source].store.begin(self._now_ms)
+            lender = self._lenders[source]
+            found = lender.store.begin(AT_MIN if lender.is_for_commands else self._now_ms)
+            self._open[source] = found
         return found
 
     # ---- the fate of rows; keys are of names.pack

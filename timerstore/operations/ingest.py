@@ -117,7 +117,7 @@ class StoreIngest:
                     ids = batch.payload.column("id").take(pa.array(copies))
                     state.commands.note_read(batch.rows.offset[copies], origin, ids)
             if was_unread:
-                state.commands.give_up(now_ms)
+                state.commands.give_up()
             first_ms = int(new.rows.at[0]) if len(new) else AT_MAX
             is_nearer = first_ms <= resident.frontier.at_ms and (nearest_ms is None or first_ms < nearest_ms)
             if is_nearer or len(resident.overtaken) or state.needs_offset_commit():
@@ -158,13 +158,13 @@ class StoreIngest:
         wait.
 
         (Delivery waits until ingest has caught up with the committed O: before, only a flush can make room.) Where a
-        flush cannot make room, commands by id wait no longer: the copies for which they wait could not come in.
+        commit and a flush make none, commands by id wait no longer: the copies for which they wait could not come in.
         """
         state = self._state
         with state.lock:
             if self._has_room():
                 return True
-            can_flush = state.budgets.waiting.has_room(state) and state.resident.covered() > state.resident.stored
+            can_flush = state.budgets.waiting.has_room(state) and state.resident.reachable() > state.resident.stored
             if state.waiting_offset() < OFFSET_MAX and not can_flush:
                 state.commands.wait_until_ms = AT_MIN
                 state.wake()
