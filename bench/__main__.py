@@ -1,13 +1,14 @@
 """Measure the bridge on this machine, and print a table beside the figures of RocketMQ 5.5 and of a prototype on a
 similar machine.
 
-make bench                              everything but `costs`, `pending`, `lookups`, `soak` and `outages` (an hour)
+make bench                              everything but the scenarios below (an hour)
 make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-1k, on-time-short, kills, rolling (from the first
                                         second on), burst, idle, outage, stopped-target, killed-target, bulk
 make bench BENCH_ARGS="--only costs"    CPU at rest, at 1,000/s and at 10,000/s, to compare two commits in turns
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only lookups"  searches over the API among ten million pending (five minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts (5 GB of disk)
+make bench BENCH_ARGS="--only assignment"   two instances, three million pending: one stops, returns, dies (ten minutes)
 make bench BENCH_ARGS="--only outages"  twenty outages of the only broker at 2,000/s, and the same for a plain producer
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 """
@@ -22,6 +23,7 @@ from functools import partial
 from typing import Any
 
 from bench import dead_target
+from bench.assignment import assignment
 from bench.bridge import WARMED, Bridge, bridge_on_broker, pause, run_program, warm_up
 from bench.bulk import bulk_cancel
 from bench.costs import costs
@@ -36,7 +38,7 @@ SETTLED_SECONDS = 120
 IDLE_SECONDS = 30
 LEAD_MS = 30_000
 OUTAGES = 4
-APART = ("costs", "pending", "lookups", "soak", "outages")
+APART = ("assignment", "costs", "pending", "lookups", "soak", "outages")
 """Scenarios that run only by name: they take long, or prove little alone."""
 CLIENT_DEFAULTS = {"metadata.recovery.strategy": "rebootstrap", "reconnect.backoff.max.ms": "10000"}
 
@@ -213,6 +215,7 @@ SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "on-time-short": partial(on_time, delay_ms=(100, 300), rate=1_000, late=LATE_SHORT, cpu="30"),
     "kills": kills,
     "rolling": rolling,
+    "assignment": assignment,
     "burst": burst,
     "outage": outage,
     "stopped-target": dead,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -96,13 +96,17 @@ def run_program(bridge: Bridge, module: str, *arguments: str) -> subprocess.Pope
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def warm_up(bridge: Bridge, rate: int = WARM_RATE, seconds: int = WARM_S) -> None:
+def warm_up(bridge: Bridge, rate: int = WARM_RATE, seconds: int = WARM_S, others: Sequence[Bridge] = ()) -> None:
     """Deliver some load before the measurement, so that the compilers of broker and bridge finish most of their
-    work."""
+    work. `others` are instances of the same bridge."""
     count = seconds * rate
+    instances = (bridge, *others)
     run_program(bridge, "load", "--messages", str(count), "--rate", str(rate), "--delay", "100", "2000").wait()
     bridge.wait(
-        lambda: bridge.metric("pending_messages") == 0 and bridge.metric("records_delivered_total") >= count,
+        lambda: (
+            all(one.metric("pending_messages") == 0 for one in instances)
+            and sum(one.metric("records_delivered_total") for one in instances) >= count
+        ),
         60,
         "the warm-up",
     )

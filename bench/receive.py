@@ -10,6 +10,7 @@ import argparse
 import gc
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -92,7 +93,9 @@ def main() -> None:
                     name: {
                         "stamped_ms": percentiles((np.array(stamped) - dues)[(dues >= int(start)) & (dues < int(end))]),
                         "arrived_ms": percentiles((np.array(arrived) - dues)[(dues >= int(start)) & (dues < int(end))]),
-                        "worst_ms": worst(origins, np.array(stamped) - dues, (dues >= int(start)) & (dues < int(end))),
+                        "by_partition_ms": by_partition(
+                            origins, np.array(stamped) - dues, (dues >= int(start)) & (dues < int(end))
+                        ),
                     }
                     for name, start, end in batched(windows)
                 },
@@ -101,13 +104,12 @@ def main() -> None:
     )
 
 
-def worst(origins: Sequence[bytes], late_ms: np.ndarray, chosen: np.ndarray) -> dict[str, int]:
-    """The largest lateness by partition of the delay topic."""
-    largest_ms: dict[str, int] = {}
+def by_partition(origins: Sequence[bytes], late_ms: np.ndarray, chosen: np.ndarray) -> dict[str, dict[str, float]]:
+    """Percentiles of the lateness by partition of the delay topic."""
+    late: dict[str, list[int]] = defaultdict(list)
     for row in np.flatnonzero(chosen).tolist():
-        name = origins[row].decode().rpartition("/")[0]
-        largest_ms[name] = max(largest_ms.get(name, 0), int(late_ms[row]))
-    return largest_ms
+        late[origins[row].decode().rpartition("/")[0]].append(int(late_ms[row]))
+    return {name: percentiles(np.array(values)) for name, values in late.items()}
 
 
 def batched(windows: Sequence[str]) -> Iterator[tuple[str, str, str]]:

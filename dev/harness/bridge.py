@@ -247,6 +247,12 @@ class BridgeProcess:
         self._read_entries()
         return [entry for entry in self._entries if entry.get("event") in names]
 
+    @property
+    def owned(self) -> int:
+        """The number of partitions that the instance delivers, by its last event."""
+        changes = self.events("ready", "partitions-joined", "partitions-given-up")
+        return int(changes[-1]["owned" if "owned" in changes[-1] else "partitions"]) if changes else 0
+
     def _read_entries(self) -> None:
         """Later log entries only: there are thousands, and callers ask again and again."""
         if not self.log_file.exists():

@@ -71,10 +71,10 @@ def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics:
             for leave in (b.stop, b.kill):
                 began_ms = clock.now_ms()
                 b.start()
-                wait_until(lambda: owned(a) == 2 and owned(b) == 2, 60, lambda: f"a {owned(a)}, b {owned(b)} of 4")
+                wait_until(lambda: a.owned == 2 and b.owned == 2, 60, lambda: f"a {a.owned}, b {b.owned} of 4")
                 load.send(200)
                 leave()
-                wait_until(lambda: owned(a) == 4, 60, lambda: f"a has {owned(a)} of 4; log:\n{a.tail()}")
+                wait_until(lambda: a.owned == 4, 60, lambda: f"a has {a.owned} of 4; log:\n{a.tail()}")
                 gone = a.events("partitions-given-up")[-1]["partitions"].split(", ")
                 kept.append((began_ms, clock.now_ms(), {f"{delay}/{partition}" for partition in range(4)} - {*gone}))
         records = load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)
@@ -110,7 +110,7 @@ def test_a_rolling_restart_is_a_pause_and_nothing_more(broker: Broker, topics: T
         b.launch()
         for bridge in (a, b):
             bridge.wait_ready()
-        wait_until(lambda: owned(a) == 2 and owned(b) == 2, 60, lambda: f"a {owned(a)}, b {owned(b)} of 4")
+        wait_until(lambda: a.owned == 2 and b.owned == 2, 60, lambda: f"a {a.owned}, b {b.owned} of 4")
         load.send(1_000)
         load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)  # what a rebuild would read again
         with load.running(PER_SECOND):
@@ -160,14 +160,14 @@ def test_an_instance_with_an_old_index_takes_over(broker: Broker, topics: Topics
         assert a.stop() == 0
         near = send(20, clock.now_ms())
         b.start()
-        wait_until(lambda: owned(b) == 1, 60, lambda: f"b has the partition; {b.tail()}")
+        wait_until(lambda: b.owned == 1, 60, lambda: f"b has the partition; {b.tail()}")
         reader.wait_for(20, DELIVERED_S_MAX)
         wait_until(lambda: b.metrics()["pending_messages"] == 20, 60, lambda: f"the rest is far; {b.tail()}")
         assert b.stop() == 0
         [deleted] = topics.admin.delete_records([TopicPartition(delay, 0, sent)]).values()
         deleted.result(30)
         a.start()
-        wait_until(lambda: owned(a) == 1, 60, lambda: f"a has the partition; {a.tail()}")
+        wait_until(lambda: a.owned == 1, 60, lambda: f"a has the partition; {a.tail()}")
         opened = a.events("index-opened")[-1]
         assert (opened["without_index"], opened["segments"]) == (1, 1), opened
         assert "ends before the log's start" in opened["reports"][0]
@@ -183,9 +183,3 @@ def assert_reused(bridge: RunningBridge) -> None:
     [opened] = bridge.events("index-opened")
     assert opened["partitions"] == 2, opened
     assert (opened["without_index"], opened["read_again"]) == (0, 0), opened
-
-
-def owned(bridge: RunningBridge) -> int:
-    """How many partitions the instance delivers."""
-    changes = bridge.events("ready", "partitions-joined", "partitions-given-up")
-    return int(changes[-1]["owned" if "owned" in changes[-1] else "partitions"]) if changes else 0
