@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
 from bridge.wire.commands import AnswerTo, cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
-from bridge.wire.headers import NEVER_MS, NEXT_MS, origins_text, refuse_control, timer_headers
+from bridge.wire.headers import NEVER_MS, NEXT_MS, origin_text, origins_text, refuse_control, timer_headers
 from bridge.wire.schedule import Schedule
 from timerstore.clock import Clock, SystemClock
 
@@ -221,15 +221,15 @@ class DelayClient:
         self,
         topic: str,
         partition: int,
-        offset: int | Collection[int],
+        offset: int,
         *,
         at: datetime | int | None = None,
         after: timedelta | None = None,
         on_delivery: OnDelivery | None = None,
         **answer: Unpack[AnswerTo],
     ) -> None:
-        """Move the pending messages with these records, up to 20. Arguments are those of `move` and `cancel_origin`."""
-        origin = _origin_text(topic, partition, offset)
+        """Move the pending message of this record. Arguments are those of `move` and `cancel_origin`."""
+        origin = origin_text(topic, partition, offset)
         headers = move_origin_headers(origin, at=at, after=after, now_ms=self._clock.now_ms(), **answer)
         self._to_origin(topic, partition, [*headers], on_delivery)
 

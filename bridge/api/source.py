@@ -80,7 +80,7 @@ class PendingMessages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order to cancel or move at most `headers.NAMED_MAX` messages of one partition of a delay topic."""
+    """An order to cancel at most `headers.NAMED_MAX` messages of one partition of a delay topic, or to move one."""
 
     source: SourceName
     origins: tuple[int, ...]

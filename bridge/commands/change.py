@@ -101,7 +101,7 @@ class ChangeOptions:
                 client.flush()
                 say(f"{verb} of {self.id or self.origin} sent to {delay_topic}{remark}", err=True)
                 if tail is not None:
-                    named = None if place is None else len(place[2])
+                    named = None if place is None else len(place[2]) // max(1, len(taken))
                     tally = await_answers(
                         tail, [record_place(record) for record in taken], (wait_ms or 0) / 1000, named
                     )
@@ -114,7 +114,8 @@ class ChangeOptions:
             if place is None:
                 client.move(self.id or "", self.key, at=at_ms, after=after, everywhere=True, **about)
             else:
-                client.move_origin(*place, at=at_ms, after=after, **about)
+                for offset in place[2]:
+                    client.move_origin(place[0], place[1], offset, at=at_ms, after=after, **about)
 
         self.send(verb, command)
 

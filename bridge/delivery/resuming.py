@@ -1,8 +1,8 @@
 """Resuming: after the pause of a target it brings the postponed messages forward. It also learns of pauses that clients
 requested from other instances.
 
-A search by target finds the messages. Commands for up to 20 messages each (`delay-until: due`) move them, at a limited
-rate: exactly once, like any command. The remaining work needs no record of its own: a search finds it again.
+A search by target finds the messages. One command for each (`delay-until: due`) moves them, at a limited rate: exactly
+once, like any command. The remaining work needs no record of its own: a search finds it again.
 
     1 search     waiting copies of due messages, written before the pause ended                 nothing
     2 command    one into the partition of each message, then a wait for its answer             it is carried out
@@ -27,7 +27,6 @@ from bridge.stores.names import NamedPosition, SourceName
 from bridge.stores.search import Query
 from bridge.stores.stores import Life, Stores
 from bridge.wire.committed_state import CommittedState
-from bridge.wire.headers import MOVED_MAX
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
 from timerstore.operations.find import ORIGINALS_MAX
@@ -45,8 +44,8 @@ ANSWER_S: Final = 10.0
 UNREAD_MS: Final = 60_000
 """Interval between searches while copies may be unread."""
 
-Named = Sequence[tuple[SourceName, tuple[int, ...]]]
-"""Messages by the offsets of their originals, up to MOVED_MAX each."""
+Named = Sequence[tuple[SourceName, int]]
+"""Messages by the offsets of their originals."""
 
 log = structlog.get_logger("bridge.delivery.resuming")
 
@@ -152,13 +151,12 @@ class Resuming:
             return LOOK_S
         for future in wait(futures, ANSWER_S).not_done:
             future.cancel()  # the command is in the delay topic, and is carried out
-        count = sum(len(origins) for _, origins in named)
-        search.moved, search.after = search.moved + count, page.next
+        search.moved, search.after = search.moved + len(named), page.next
         if page.next is None:
             if search.moved:
                 log.info("messages-brought-forward", topic=name, messages=search.moved)
             search.over(now_ms)
-        return max(0.0, count / self._rate - (self._clock.monotonic_s() - began_s))
+        return max(0.0, len(named) / self._rate - (self._clock.monotonic_s() - began_s))
 
     def _is_read(self, store: Stores, search: _Pass) -> bool:
         """Whether the logs are read up to their ends at the first call for this pass."""
@@ -168,8 +166,6 @@ class Resuming:
         return all(name in search.ends and at.get(name, 0) >= search.ends[name] for name in self._owned)
 
 
-def _named(found: Mapping[SourceName, tuple[Int64s, Int64s]]) -> Iterable[tuple[SourceName, tuple[int, ...]]]:
+def _named(found: Mapping[SourceName, tuple[Int64s, Int64s]]) -> Iterable[tuple[SourceName, int]]:
     for source, (origins, _) in found.items():
-        distinct = list(dict.fromkeys(origins.tolist()))
-        for begin in range(0, len(distinct), MOVED_MAX):
-            yield source, tuple(distinct[begin : begin + MOVED_MAX])
+        yield from ((source, origin) for origin in dict.fromkeys(origins.tolist()))

@@ -140,7 +140,7 @@ def make_resuming(
 
     def bring(named: Named) -> Sequence[Future[Sequence[Answer]]] | None:
         try:
-            return commands.send([Order(source, origins, AS_DUE_MS) for source, origins in named])
+            return commands.send([Order(source, (origin,), AS_DUE_MS) for source, origin in named])
         except NotOwnedError:
             return None
 

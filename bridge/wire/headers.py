@@ -137,7 +137,7 @@ ORIGIN_PATTERN: Final = r"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,15})"
 NAMED_MAX: Final = 100
 """Limit of messages of one partition in a cancel by origin."""
 MOVED_MAX: Final = 20
-"""The limit in a move by origin: one transaction copies all of them, and each may have 1 MiB."""
+"""The limit in a move by origin of an earlier version; a move names one message now."""
 ORIGINS_PATTERN: Final = ORIGIN_PATTERN[:-1] + f"(?:,[0-9]{{1,15}}){{0,{NAMED_MAX - 1}}})"
 MOVED_PATTERN: Final = ORIGIN_PATTERN[:-1] + f"(?:,[0-9]{{1,15}}){{0,{MOVED_MAX - 1}}})"
 
@@ -248,12 +248,11 @@ def parse_origin(text: str) -> Origin:
     return topic, int(partition), int(offset)
 
 
-def parse_origins(text: str, *, of_move: bool = False) -> Origins:
+def parse_origins(text: str) -> Origins:
     """Topic, partition and offsets of `topic/partition/offset,offset...`; the offsets sorted and unique."""
-    pattern, most = (MOVED_PATTERN, MOVED_MAX) if of_move else (ORIGINS_PATTERN, NAMED_MAX)
-    match = re.fullmatch(pattern, text.strip(WHITE_SPACE))
+    match = re.fullmatch(ORIGINS_PATTERN, text.strip(WHITE_SPACE))
     if match is None:
-        raise ValueError(f"{text!r} is not topic/partition/offset of a record, or of up to {most} of a partition")
+        raise ValueError(f"{text!r} is not topic/partition/offset of a record, or of up to {NAMED_MAX} of a partition")
     topic, partition, offsets = match.groups()
     return topic, int(partition), tuple(sorted(set(map(int, offsets.split(",")))))
 

@@ -50,7 +50,9 @@ class TimerWheel:
     def next_due_ms(self) -> int | None:
         resident = self._state.resident
         with self._state.lock:
-            candidates = (resident.ready.first_at_ms(), resident.overtaken.first_at_ms())
+            waits = (resident.overtaken.first_offset() or 0) >= self._state.waiting_offset()
+            overtaken_ms = self._state.commands.wait_until_ms if waits else resident.overtaken.first_at_ms()
+            candidates = (resident.ready.first_at_ms(), overtaken_ms)
             return min((at for at in candidates if at is not None), default=None)
 
     def is_behind(self, now_ms: int) -> bool:

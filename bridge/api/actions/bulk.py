@@ -32,7 +32,7 @@ from bridge.http.workers import Unavailable, Workers
 from bridge.stores.names import NamedPosition, SourceName
 from bridge.stores.search import Query
 from bridge.wire.answers import Answer, Outcome
-from bridge.wire.headers import MOVED_MAX, NAMED_MAX
+from bridge.wire.headers import NAMED_MAX
 from timerstore.errors import TimerStoreError
 from timerstore.operations.find import ORIGINALS_MAX
 
@@ -42,6 +42,8 @@ BULKS_MAX: Final = 2
 PAGES_MAX: Final = 4
 """Pages of an action at a time: a transaction takes no longer for several."""
 PAGE_ROWS: Final = ORIGINALS_MAX
+MOVES_MAX: Final = 2_000
+"""Messages of a page of moves: each is a command, and PAGES_MAX pages need answers at a time."""
 MARGIN_S: Final = 5.0
 PAGE_S: Final = 60.0
 """The longest wait for the answers to a page: longer than a rebalance, or the loss of a node."""
@@ -168,8 +170,8 @@ async def _await_read(job: Job, ends: Mapping[SourceName, int]) -> None:
 
 
 def _next_page(job: Job, after: NamedPosition | None, ends: Mapping[SourceName, int]) -> _Page:
-    page = job.store.find_originals(job.query, job.now_ms(), after=after, limit=PAGE_ROWS)
-    orders, named_max = [], NAMED_MAX if job.due_ms is None else MOVED_MAX
+    rows, named_max = (PAGE_ROWS, NAMED_MAX) if job.due_ms is None else (min(PAGE_ROWS, MOVES_MAX), 1)
+    page, orders = job.store.find_originals(job.query, job.now_ms(), after=after, limit=rows), []
     for source, (origin, due_ms) in page.found.items():
         is_old = origin < ends.get(source, 0)
         kept = origin[is_old if job.due_ms is None else is_old & (due_ms != job.due_ms)]

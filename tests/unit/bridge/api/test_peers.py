@@ -328,7 +328,8 @@ def test_any_instance_acts_for_all() -> None:
         assert (last["error"], last["cursor"], last.get("incomplete")) == (None, None, None)
         for i, each in enumerate((one, other)):
             assert each.dispatcher is not None
-            assert [(order.source[1], order.origins) for order in each.dispatcher.sent] == [(i, tuple(range(i, 20, 2)))]
+            sent = [(order.source[1], order.origins) for order in each.dispatcher.sent]
+            assert sent == [(i, (origin,)) for origin in range(i, 20, 2)]
             assert {order.due_ms for order in each.dispatcher.sent} == {NOW_MS + 3_600_000}
         assert act(urls[0], "messages/cancel", {})[-1]["outcomes"] == {"cancelled": 20}
 
