@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from bridge.stores.names import SourceName
 from timerstore.clock import SystemClock
+
+if TYPE_CHECKING:
+    from bridge.stores.names import SourceName
 
 ANSWER_S: Final = 10.0
 _POLL_S: Final = 0.1
