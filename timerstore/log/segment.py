@@ -2,8 +2,9 @@
 
 Opening and planning need only the footer, and no scan: it has the owner of the rows, the ranges of offsets and of
 positions, a histogram of slots, counts by target, and a fence for each row group (its first position, its rows, its
-bytes in memory). Any Parquet tool can read a segment. Beside it there is an origin index (origin_index.py) and, if it
-has timers with ids, an id index (id_index.py).
+bytes in memory). Of the histogram an open segment keeps the stretches of slots with rows (stretches.py). Any Parquet
+tool can read a segment. Beside it there is an origin index (origin_index.py) and, if it has timers with ids, an id
+index (id_index.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt, DiskFull
 from timerstore.log import origin_index
 from timerstore.log.origin_index import OriginIndex
+from timerstore.log.stretches import Stretches
 from timerstore.memory.chunks import ROW_REFERENCE_BYTES, materialize
 from timerstore.memory.pending import SLOT_MS, Tally, count_in, count_labels, labels
 from timerstore.memory.sorted_runs import RowRefs
@@ -44,8 +46,7 @@ ROW_GROUP_ROWS = 16_384
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
     """An open segment. `fences` (first positions) and the `group_*` vectors have one element for each row group;
-    `timers` is a histogram of all rows by slot, with counts by target. `ids` is its id index, `origins` its origin
-    index."""
+    `stretches` are those of slots with rows. `ids` is its id index, `origins` its origin index."""
 
     path: Path
     named: NamedFile
@@ -59,7 +60,7 @@ class Segment:
     """The smallest offset."""
     end: int
     """The largest offset + 1."""
-    timers: Tally
+    stretches: Stretches
     ids: SegmentIds | None
     origins: OriginIndex
 
@@ -77,9 +78,8 @@ class Segment:
         return groups
 
     def groups_between(self, lower: Position, upper: Position) -> Bools:
-        """Mask of the row groups that may have rows in (lower, upper]; no group if the histogram is empty there."""
-        slots = slice(*np.searchsorted(self.timers.slots, [lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS + 1]))
-        if not self.timers.counts[slots].any():
+        """Mask of the row groups that may have rows in (lower, upper]; no group if no stretch reaches into it."""
+        if not self.stretches.meet(lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS):
             return np.zeros(len(self.fences), dtype=np.bool_)
         return self.fences.at_or_below(upper) & ~self.lasts().at_or_below(lower)
 
@@ -121,12 +121,19 @@ def read(path: Path, identity: Identity, expected: NamedFile | None = None) -> S
         size, crc = path.stat().st_size, _footer_crc(path)
         if expected is not None and (size, crc) != (expected.bytes, expected.crc):
             raise Corrupt(f"{path.name} is not the file that the checkpoint names (size or checksum)", path=str(path))
-        metadata = pq.read_metadata(path).metadata or {}
-        footer = json.loads(metadata[METADATA_KEY])
+        footer = _read_footer(path)
         owner = footer["version"], footer["cluster_id"], footer["log_id"]
         if owner != (FORMAT_VERSION, identity.cluster_id, identity.log_id):
             raise Corrupt(f"{path.name} is of another format version, cluster or log", path=str(path))
         return _from_footer(path, NamedFile(name=path.name, bytes=size, crc=crc), footer)
+
+
+def read_counts(segment: Segment) -> Tally:
+    """A histogram of all its rows by slot, with counts by target, from the footer. Raises Corrupt, DiskFailure."""
+    with files.reading(segment.path, pa.ArrowException, zlib.error):
+        footer = _read_footer(segment.path)
+        slots, counts = (_unpack_vector(footer[name]) for name in ("slots", "counts"))
+        return Tally(slots=slots, counts=counts, targets=footer["targets"])
 
 
 def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -291,12 +298,15 @@ def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any]) -> Segmen
         last=Position(*footer["last"]),
         begin=begin,
         end=largest + 1,
-        ids=id_index.open_or_make(path, named.crc) if footer["ids"] else None,
-        origins=origin_index.open_or_make(path, named.crc),
-        timers=Tally(
-            slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]
-        ),
+        ids=id_index.open_or_make(path, named.crc, footer["ids"]) if footer["ids"] else None,
+        origins=origin_index.open_or_make(path, named.crc, footer["rows"]),
+        stretches=Stretches.of(_unpack_vector(footer["slots"])),
     )
+
+
+def _read_footer(path: Path) -> dict[str, Any]:
+    footer: dict[str, Any] = json.loads((pq.read_metadata(path).metadata or {})[METADATA_KEY])
+    return footer
 
 
 def _footer_crc(path: Path) -> int:

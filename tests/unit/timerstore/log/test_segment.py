@@ -15,7 +15,7 @@ from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import IDENTITY
 from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt
-from timerstore.log.segment import Segment, SegmentWriter, read, read_rows, write
+from timerstore.log.segment import Segment, SegmentWriter, read, read_counts, read_rows, write
 from timerstore.log.timerlog import TimerLog, Window, read_window
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import ENTRY, payload_of
@@ -78,8 +78,9 @@ def test_the_footer_answers_what_planning_asks(tmp_path: Path) -> None:
     assert segment.group_rows.tolist() == [4] * 15
     starts = [Position(int(at), int(o)) for at, o in zip(segment.fences.at, segment.fences.offset, strict=True)]
     assert starts == positions[::4]
-    assert (segment.timers.slots.tolist(), segment.timers.counts.tolist()) == ([0], [60])
-    assert segment.timers.targets == {"orders": 30, "": 30}
+    counts = read_counts(segment)
+    assert (counts.slots.tolist(), counts.counts.tolist()) == ([0], [60])
+    assert counts.targets == {"orders": 30, "": 30}
     again = read(segment.path, IDENTITY, segment.named)
     assert (again.named, again.last, again.end) == (segment.named, segment.last, segment.end)
     assert again.fences.offset.tolist() == segment.fences.offset.tolist()
@@ -98,7 +99,8 @@ def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, m
     )
     footers = [len(pq.read_metadata(segment.path).metadata[b"delay-bridge"]) for segment in (few, many)]
     assert footers[1] < footers[0] + 1_000, footers
-    assert len(many.timers.targets) == 1_001 and sum(many.timers.targets.values()) == 40_000
+    targets = read_counts(many).targets
+    assert len(targets) == 1_001 and sum(targets.values()) == 40_000
     assert few.ids is not None and many.ids is not None
     assert many.ids._file.bytes < few.ids._file.bytes + 1_000
     assert len(set(read_rows(many, columns=["target"]).column("target").to_pylist())) == 40_000
