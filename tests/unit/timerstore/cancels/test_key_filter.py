@@ -29,7 +29,7 @@ def passed(wanted: Digests, *runs: Digests) -> list[tuple[int, list[int]]]:
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 17, 1_000])
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 18])
 def test_a_key_of_a_run_is_never_missed(monkeypatch: pytest.MonkeyPatch, count: int, at_once: int) -> None:
-    """Whatever the number of keys and runs; a run of fewer than a block has no filter, and may have any key."""
+    """Of any number of keys and runs; a run of fewer than a block has no filter, and may have any key."""
     monkeypatch.setattr(key_filter, "PROBED_AT_ONCE", at_once)
     runs = [keys(f"{i}", count) for i in range(3)]
     for i, run in enumerate(runs):
