@@ -9,7 +9,6 @@ index (id_index.py).
 
 from __future__ import annotations
 
-import base64
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -31,6 +29,7 @@ from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt, DiskFull
 from timerstore.log import origin_index
 from timerstore.log.origin_index import OriginIndex
+from timerstore.log.packed import SlotCounts, pack_numbers, pieces_of_packed, unpack_numbers
 from timerstore.log.stretches import Stretches
 from timerstore.memory.chunks import ROW_REFERENCE_BYTES, materialize
 from timerstore.memory.pending import SLOT_MS, Tally, count_in, count_labels, labels
@@ -128,12 +127,14 @@ def read(path: Path, identity: Identity, expected: NamedFile | None = None) -> S
         return _from_footer(path, NamedFile(name=path.name, bytes=size, crc=crc), footer)
 
 
-def read_counts(segment: Segment) -> Tally:
-    """A histogram of all its rows by slot, with counts by target, from the footer. Raises Corrupt, DiskFailure."""
+def read_counts(segment: Segment) -> Iterator[Tally]:
+    """A histogram of all its rows by slot, with counts by target, from the footer, in pieces of bounded size. Raises
+    Corrupt, DiskFailure."""
     with files.reading(segment.path, pa.ArrowException, zlib.error):
         footer = _read_footer(segment.path)
-        slots, counts = (_unpack_vector(footer[name]) for name in ("slots", "counts"))
-        return Tally(slots=slots, counts=counts, targets=footer["targets"])
+        pieces = (pieces_of_packed(footer[name]) for name in ("slots", "counts"))
+        for slots, counts in zip(*pieces, strict=True):
+            yield Tally(slots=slots, counts=counts, targets=footer.pop("targets", {}))
 
 
 def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -196,7 +197,7 @@ class SegmentWriter:
         self._identity = identity
         self._parquet: pq.ParquetWriter | None = None
         self._groups: list[tuple[int, int, int, int]] = []
-        self._slots: list[tuple[Int64s, Int64s]] = []
+        self._slots = SlotCounts()
         self._targets: dict[str, int] = {}
         self._ids = 0
         self._offsets: list[tuple[int, int]] = []
@@ -252,7 +253,7 @@ class SegmentWriter:
         offset, at = rows.offset, rows.at
         size = payload.nbytes + len(rows) * ROW_REFERENCE_BYTES
         self._groups.append((int(at[0]), int(offset[0]), len(rows), size))
-        self._slots.append(np.unique(at // SLOT_MS, return_counts=True))
+        self._slots.add(at // SLOT_MS)
         for name, count in count_labels(labels(payload)).items():
             count_in(self._targets, name, count)
         self._ids += pc.sum(timers_with_ids(payload.column("kind"), payload.column("id"))).as_py()
@@ -260,9 +261,7 @@ class SegmentWriter:
         self._last = int(at[-1]), int(offset[-1])
 
     def _footer(self) -> dict[str, Any]:
-        slots, inverse = np.unique(np.concatenate([s for s, _ in self._slots]), return_inverse=True)
-        counts = np.zeros(len(slots), dtype=np.int64)
-        np.add.at(counts, inverse, np.concatenate([c for _, c in self._slots]))
+        slots, counts = self._slots.texts()
         at, offset, rows, size = np.array(self._groups, dtype=np.int64).T
         return {
             "version": FORMAT_VERSION,
@@ -271,21 +270,21 @@ class SegmentWriter:
             "rows": int(rows.sum()),
             "offsets": [min(low for low, _ in self._offsets), max(high for _, high in self._offsets)],
             "last": self._last,
-            "slots": _pack_vector(slots),
-            "counts": _pack_vector(counts),
+            "slots": slots,
+            "counts": counts,
             "targets": self._targets,
             "ids": self._ids,
             "groups": {
-                "at": _pack_vector(at),
-                "offset": _pack_vector(offset),
-                "rows": _pack_vector(rows),
-                "bytes": _pack_vector(size),
+                "at": pack_numbers(at),
+                "offset": pack_numbers(offset),
+                "rows": pack_numbers(rows),
+                "bytes": pack_numbers(size),
             },
         }
 
 
 def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any]) -> Segment:
-    groups = {name: _unpack_vector(text) for name, text in footer["groups"].items()}
+    groups = {name: unpack_numbers(text) for name, text in footer["groups"].items()}
     begin, largest = footer["offsets"]
     return Segment(
         path=path,
@@ -300,7 +299,7 @@ def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any]) -> Segmen
         end=largest + 1,
         ids=id_index.open_or_make(path, named.crc, footer["ids"]) if footer["ids"] else None,
         origins=origin_index.open_or_make(path, named.crc, footer["rows"]),
-        stretches=Stretches.of(_unpack_vector(footer["slots"])),
+        stretches=Stretches.of(pieces_of_packed(footer["slots"])),
     )
 
 
@@ -320,11 +319,3 @@ def _footer_crc(path: Path) -> int:
             raise Corrupt(f"{path.name} has no Parquet footer", path=str(path))
         file.seek(-8 - length, 2)
         return zlib.crc32(file.read())
-
-
-def _pack_vector(vector: npt.NDArray[Any]) -> str:
-    return base64.b64encode(zlib.compress(np.ascontiguousarray(vector, dtype="<i8").tobytes(), 1)).decode()
-
-
-def _unpack_vector(text: str) -> Int64s:
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<i8").astype(np.int64)

@@ -11,6 +11,7 @@ saves the reads of many windows; so only the shortest gaps are closed:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -29,13 +30,17 @@ class Stretches:
     last: Int64s
 
     @classmethod
-    def of(cls, slots: Int64s) -> Self:
-        """The stretches of slots, which rise. Beyond STRETCHES_MAX of them, the shortest gaps are closed."""
-        gaps = np.diff(slots)
-        ends = np.flatnonzero(gaps > 1)
-        shortest_first = np.argsort(gaps[ends], kind="stable")
-        ends = np.delete(ends, shortest_first[: max(0, len(ends) - STRETCHES_MAX + 1)])
-        return cls(slots[np.r_[0, ends + 1]], slots[np.r_[ends, len(slots) - 1]])
+    def of(cls, pieces: Iterable[Int64s]) -> Self:
+        """The stretches of pieces of slots, which rise. Beyond STRETCHES_MAX of them, the shortest gaps are closed."""
+        first = last = np.empty(0, np.int64)
+        for slots in pieces:
+            first, last = np.concatenate([first, slots]), np.concatenate([last, slots])
+            gaps = first[1:] - last[:-1]
+            ends = np.flatnonzero(gaps > 1)
+            shortest_first = np.argsort(gaps[ends], kind="stable")
+            ends = np.delete(ends, shortest_first[: max(0, len(ends) - STRETCHES_MAX + 1)])
+            first, last = first[np.r_[0, ends + 1]], last[np.r_[ends, len(last) - 1]]
+        return cls(first, last)
 
     def meet(self, first: int, last: int) -> bool:
         """Whether a stretch has any slot from `first` to `last`."""

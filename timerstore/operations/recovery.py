@@ -302,7 +302,7 @@ def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> t
 def _count_pending(opened: Segment, state: StoreState) -> Iterable[Tally]:
     """Counts of a segment's pending rows: from its footer if all are pending, else from its rows."""
     committed = state.resident.committed
-    return [segment.read_counts(opened)] if opened.first > committed.highest else _count_unfinished(opened, committed)
+    return segment.read_counts(opened) if opened.first > committed.highest else _count_unfinished(opened, committed)
 
 
 def _count_unfinished(opened: Segment, committed: Progress) -> Iterator[Tally]:

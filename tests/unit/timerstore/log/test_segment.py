@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import timerstore.log.packed
 import timerstore.log.segment
 from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import IDENTITY
@@ -78,12 +79,22 @@ def test_the_footer_answers_what_planning_asks(tmp_path: Path) -> None:
     assert segment.group_rows.tolist() == [4] * 15
     starts = [Position(int(at), int(o)) for at, o in zip(segment.fences.at, segment.fences.offset, strict=True)]
     assert starts == positions[::4]
-    counts = read_counts(segment)
+    (counts,) = read_counts(segment)
     assert (counts.slots.tolist(), counts.counts.tolist()) == ([0], [60])
     assert counts.targets == {"orders": 30, "": 30}
     again = read(segment.path, IDENTITY, segment.named)
     assert (again.named, again.last, again.end) == (segment.named, segment.last, segment.end)
     assert again.fences.offset.tolist() == segment.fences.offset.tolist()
+
+
+def test_counts_come_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that two row groups share counts once, and a target in one piece only."""
+    monkeypatch.setattr(timerstore.log.packed, "PIECE_NUMBERS", 3)
+    segment = written(tmp_path, [Record("delay", 0, i, 10_000 * (i // 3)) for i in range(21)])
+    pieces = list(read_counts(segment))
+    assert [piece.slots.tolist() for piece in pieces] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [piece.counts.tolist() for piece in pieces] == [[3, 3, 3], [3, 3, 3], [3]]
+    assert [piece.targets for piece in pieces] == [{"orders": 21}, {}, {}]
 
 
 def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +110,8 @@ def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, m
     )
     footers = [len(pq.read_metadata(segment.path).metadata[b"delay-bridge"]) for segment in (few, many)]
     assert footers[1] < footers[0] + 1_000, footers
-    targets = read_counts(many).targets
+    (counts,) = read_counts(many)
+    targets = counts.targets
     assert len(targets) == 1_001 and sum(targets.values()) == 40_000
     assert few.ids is not None and many.ids is not None
     assert many.ids._file.bytes < few.ids._file.bytes + 1_000

@@ -15,7 +15,7 @@ def test_an_open_segment_keeps_a_bounded_number_of_stretches() -> None:
     The longest gaps stay, so that a day without messages needs no read."""
     slots = np.arange(0, 3_000_000, 3)
     slots = slots[(slots < 1_000_000) | (slots >= 1_000_000 + 8_640)]
-    kept = Stretches.of(slots)
+    kept = Stretches.of(np.array_split(slots, 20))
     assert kept.first.nbytes + kept.last.nbytes <= 1 << 16
     assert len(kept.first) == STRETCHES_MAX
     assert kept.meet(999_998, 999_999) and not kept.meet(1_000_000, 1_008_639)
@@ -23,11 +23,14 @@ def test_an_open_segment_keeps_a_bounded_number_of_stretches() -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 100])
 def test_no_slot_is_missed_and_only_the_shortest_gaps_are_closed(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """For each pair of bounds; with room for all stretches the answer is exact."""
+    """For each pair of bounds, from pieces of any size; with room for all stretches the answer is exact."""
     monkeypatch.setattr(stretches, "STRETCHES_MAX", most)
     slots = np.array([-7, 1, 2, 3, 7, 10, 31, 32, 90])
-    kept = Stretches.of(slots)
+    kept = Stretches.of([slots])
     assert len(kept.first) == min(most, 6)
+    for size in (1, 2, 4):
+        in_pieces = Stretches.of(slots[i : i + size] for i in range(0, len(slots), size))
+        assert (in_pieces.first.tolist(), in_pieces.last.tolist()) == (kept.first.tolist(), kept.last.tolist())
     for first in range(-9, 95):
         nearest = kept.first_from(first)
         later = slots[slots >= first]

@@ -129,7 +129,7 @@ def test_the_footer_of_a_merged_segment_is_that_of_one_written_at_once(rig: Rig,
     [merged], [written] = rig.store.state.timerlog, other.store.state.timerlog
     assert merged.rows == written.rows and (merged.begin, merged.end) == (written.begin, written.end)
     assert (merged.first, merged.last) == (written.first, written.last)
-    ours, theirs = read_counts(merged), read_counts(written)
+    (ours,), (theirs,) = read_counts(merged), read_counts(written)
     assert ours.slots.tolist() == theirs.slots.tolist()
     assert ours.counts.tolist() == theirs.counts.tolist()
     assert ours.targets == theirs.targets
