@@ -32,12 +32,19 @@ class OriginIndex:
 
     def rows_of(self, origins: Int64s) -> Int64s:
         """The rows of originals and of their copies, counted from the segment's beginning, in order, each once."""
-        pieces = [np.empty(0, np.int32)]
+        wanted, found = np.unique(origins), [np.empty(0, np.int32)]
         for run in self._runs:
             origin, row = self._file["origin"][run], self._file["row"][run]
-            first, end = np.searchsorted(origin, [origins, origins + 1])
-            pieces += [row[a:b] for a, b in zip(first.tolist(), end.tolist(), strict=True) if a < b]
-        return np.unique(np.concatenate(pieces)).astype(np.int64)
+            inside = wanted[np.searchsorted(wanted, origin[0]) : np.searchsorted(wanted, origin[-1], side="right")]
+            if len(inside) > len(origin):
+                at = np.minimum(np.searchsorted(inside, origin), len(inside) - 1)
+                found.append(row[inside[at] == origin])
+            else:
+                first, end = np.searchsorted(origin, [inside, inside + 1])
+                lengths = end - first
+                begins = np.cumsum(lengths) - lengths
+                found.append(row[np.repeat(first - begins, lengths) + np.arange(lengths.sum())])
+        return np.unique(np.concatenate(found)).astype(np.int64)
 
     def drop_pages(self) -> None:
         self._file.drop_pages()

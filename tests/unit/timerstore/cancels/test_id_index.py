@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import timerstore.cancels.id_index
@@ -100,6 +101,10 @@ def test_the_indexes_of_a_segment_are_made_in_the_memory_of_a_run(rig: Rig, monk
         runs = index._runs
         assert all(0 < run.stop - run.start <= 10 for run in runs)
         assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])] and runs[-1].stop == rows
+    by_position = sorted(rig.log, key=lambda record: (record.at_ms, record.offset))
+    for wanted in ([0, 59], [7, 8, 7, 60, -1], list(range(50)), list(range(-100, 100))):
+        found_rows = [row for row, record in enumerate(by_position) if record.offset in wanted]
+        assert segment.origins.rows_of(np.array(wanted)).tolist() == found_rows
     for record in rig.log:
         (found,) = rig.store.find(LogQuery(origin_offset=record.offset), NOW_MS).rows
         assert found.offset == record.offset
