@@ -15,6 +15,7 @@ import pytest
 
 import timerstore.log.segment
 from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.runtime import allocator
 from bridge.runtime.maintenance_thread import COMPACT_INTERVAL_S, FLUSH_AGAIN_S, RECLAIM_INTERVAL_S, MaintenanceThread
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S
 from bridge.telemetry.metrics import Metrics
@@ -260,3 +261,13 @@ def test_the_end_of_a_compaction_has_the_time_that_a_slow_disk_needs(tmp_path: P
         bench.steps(bench.rig.limits.flush_interval_ms / 1_000 + 2 * COMPACT_INTERVAL_S)
     assert bench.segments == 1
     assert closed == [SPARK_S + bench.rig.limits.segment_bytes_max / DISK_BYTES_PER_S]
+
+
+def test_memory_goes_back_after_a_compaction(bench: Bench) -> None:
+    """Once for each, after its files are replaced; not after a step without one."""
+    segments: list[int] = []
+    with mock.patch.object(allocator, "give_back", side_effect=lambda: segments.append(bench.segments)):
+        bench.flush(FAR_MS)
+        bench.take_in(FAR_MS + 1)
+        bench.steps(bench.rig.limits.flush_interval_ms / 1_000 + 4 * COMPACT_INTERVAL_S)
+    assert segments == [1]
