@@ -112,10 +112,9 @@ class Lookup:
     files: tuple[TombstoneFile, ...]
     highest: Highest
 
-    def runs(self) -> Iterator[Run]:
-        """All runs; the columns of files stay on disk."""
-        yield from self.memory
-        yield from (file.run() for file in self.files)
+    def merged(self) -> Iterator[Run]:
+        """All tombstones, each key once, in pieces of bounded size."""
+        return TombstoneMerge(runs=self.memory, absorbed=self.files, expired_before_ms=AT_MIN).pieces()
 
     def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
         """(offset, expire_ms) of the tombstone of each wanted key, int64[n] each; -1: none."""
