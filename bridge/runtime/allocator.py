@@ -42,11 +42,3 @@ def restrain(environment: MutableMapping[str, str] = os.environ) -> list[str]:
         environment[ARROW_POOL] = "system"
         done.append(ARROW_POOL)
     return done
-
-
-def give_back() -> None:
-    """Return free memory between used pieces to the system, after a merge of segments. Allocations of other threads may
-    wait for it for some milliseconds."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

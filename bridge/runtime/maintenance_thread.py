@@ -18,7 +18,6 @@ import structlog
 
 from bridge.errors import BridgeError
 from bridge.ingest.watch.guarded import guarded
-from bridge.runtime import allocator
 from bridge.stores.names import SourceName
 from bridge.stores.stores import Stores
 from bridge.stores.upkeep import Upkeep
@@ -218,7 +217,6 @@ class MaintenanceThread:
         left = upkeep.segments()
         if left != segments:
             log.info("segments-compacted", before=segments, after=left)
-            allocator.give_back()
         else:
             self._compact_s = began_s + COMPACT_INTERVAL_S
 

@@ -37,18 +37,6 @@ def test_what_is_freed_goes_back() -> None:
     assert given_back_mib("") < 20
 
 
-def test_free_pieces_between_used_ones_go_back() -> None:
-    """Nine of ten small pieces are free, and no space is free at the end of the heap."""
-    if not allocator.restrain({}):
-        pytest.skip("the allocator is another one")
-    script = SCRIPT.replace("3 << 20", "48 << 10").replace(f"range({PIECES})", "range(2_000)")
-    script = script.replace("del pieces[:-1]", "pieces = pieces[9::10]; {call}")
-    ran = subprocess.run(
-        [sys.executable, "-c", script.format(call="allocator.give_back()")], capture_output=True, text=True, check=True
-    )
-    assert int(ran.stdout) > 60
-
-
 @pytest.mark.fault("memory that Arrow keeps after a merge")
 def test_arrow_shares_the_allocator_that_gives_memory_back() -> None:
     """Arrow's memory comes from glibc, which returns it after a merge of segments. (Arrow's own allocator keeps 160 MiB

@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 
 import timerstore.log.segment
 from bridge.errors import BridgeError, EnvironmentFailure
-from bridge.runtime import allocator
 from bridge.runtime.maintenance_thread import COMPACT_INTERVAL_S, FLUSH_AGAIN_S, RECLAIM_INTERVAL_S, MaintenanceThread
 from bridge.stores.directory import KEPT_MS
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S
@@ -287,13 +286,3 @@ def test_an_index_that_cannot_be_removed_ends_nothing(tmp_path: Path) -> None:
             bench.steps(1)
     assert [entry["event"] for entry in entries].count("indexes-not-removed") == 1
     assert place.is_symlink()
-
-
-def test_memory_goes_back_after_a_compaction(bench: Bench) -> None:
-    """Once for each, after its files are replaced; not after a step without one."""
-    segments: list[int] = []
-    with mock.patch.object(allocator, "give_back", side_effect=lambda: segments.append(bench.segments)):
-        bench.flush(FAR_MS)
-        bench.take_in(FAR_MS + 1)
-        bench.steps(bench.rig.limits.flush_interval_ms / 1_000 + 4 * COMPACT_INTERVAL_S)
-    assert segments == [1]
