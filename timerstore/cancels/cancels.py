@@ -391,7 +391,7 @@ class Cancels:
         """The origins that tombstones name, in order, each once."""
         lookup, origins = self.tombstones.lookup(), [np.empty(0, np.int64)]
         if max(lookup.highest.by_origin, lookup.highest.by_command) >= 0:
-            for run in lookup.merged():
+            for run in lookup.pieces():
                 named = run.keys[are_of(ORIGIN, run.keys) | are_commands(run.keys)]
                 origins.append(named.lo.astype(np.int64))
         return np.unique(np.concatenate(origins))

@@ -27,7 +27,7 @@ from timerstore.cancels.digests import ORIGIN, Digests, are_commands, are_of, co
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.checkpoint import NamedFile
-from timerstore.disk.column_file import ColumnFile
+from timerstore.disk.column_file import ColumnFile, slices
 from timerstore.errors import Corrupt
 from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s
 
@@ -111,6 +111,12 @@ class Lookup:
     memory: tuple[Run, ...]
     files: tuple[TombstoneFile, ...]
     highest: Highest
+
+    def pieces(self) -> Iterator[Run]:
+        """All tombstones, in pieces of bounded size."""
+        yield from self.memory
+        for file in self.files:
+            yield from (file.run(part) for part in slices(len(file), MERGE_STEP_ROWS))
 
     def merged(self) -> Iterator[Run]:
         """All tombstones, each key once, in pieces of bounded size."""
