@@ -472,7 +472,7 @@ class Pipeline:
             session = intact(session, context.make_session)
             return SparkQuery(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
-        suspects = self._suspects = Suspects.of(settings, connector.jars, clock)
+        suspects = self._suspects = Suspects.of(settings, connector.jars, lambda topic: self.topic_ids[topic], clock)
 
         def has_outgrown(refused: Mapping[str, int]) -> bool:
             return self.retention is not None and self.retention.has_outgrown(context.cluster, refused)
