@@ -23,8 +23,8 @@ from bridge.settings.model import Settings
 from bridge.stores.names import SourceName
 from timerstore.clock import Clock
 
-RECORDS: Final = 200
-"""Records of a log in an estimate."""
+RECORDS: Final = 256
+"""Records of a log in an estimate; of a shorter log a power of two, so that its growth causes few looks."""
 LOOK_S: Final = 10.0
 NO_BODIES: Final = 0
 """The size of the largest record that is read with its body."""
@@ -58,7 +58,7 @@ class OldestRecords:
     def of_logs(self, marks: Mapping[SourceName, Watermarks]) -> dict[SourceName, Oldest]:
         """The oldest records of non-empty logs, of those that are read within ten seconds."""
         wanted = [
-            Stretch(name=name, begin=mark.start, end=min(mark.end, mark.start + RECORDS))
+            Stretch(name=name, begin=mark.start, end=mark.start + _sample(mark.end - mark.start))
             for name, mark in sorted(marks.items())
             if mark.start < mark.end
         ]
@@ -81,6 +81,10 @@ class OldestRecords:
             is_over = isinstance(item, CorruptBatch) or (isinstance(item, End) and item.offset >= stretch.end)
             if is_over or len(records) >= RECORDS:
                 self._known[stretch] = _estimate(records)
+
+
+def _sample(records: int) -> int:
+    return min(RECORDS, 1 << (records.bit_length() - 1))
 
 
 def _estimate(records: Sequence[TooLargeRecord]) -> Oldest | None:
