@@ -200,7 +200,7 @@ def skip_batch(
         from bridge.ingest.batches.choices import BATCHES, SKIPPED
 
         where = _place(settings, place, what := "the batch")
-        _choose(settings, BATCHES, where, SKIPPED, what)
+        _choose(settings, BATCHES, where, SKIPPED, what, topic=_topic_id(settings, where[0][0]))
 
 
 @app.command()
@@ -385,13 +385,24 @@ def _place(settings: Settings, place: str, what: str) -> tuple[tuple[str, int], 
     return (topic, partition), offset
 
 
-def _choose(settings: Settings, file: str, where: tuple[tuple[str, int], int], word: str, what: str) -> None:
-    """Write the operator's choice into a file of the running bridge."""
+def _topic_id(settings: Settings, name: str) -> str:
+    """The id of an existing delay topic."""
+    from bridge.kafka.admin import Cluster
+    from bridge.start.facts import existing
+
+    refuse_unreachable(settings.kafka.bootstrap_servers)
+    return existing(Cluster(settings), [name])[name].topic_id
+
+
+def _choose(
+    settings: Settings, file: str, where: tuple[tuple[str, int], int], word: str, what: str, topic: str | None = None
+) -> None:
+    """Write the operator's choice into a file of the running bridge, where `topic` stands for the topic's name."""
     from bridge.ingest.batches.choices import Choices
 
-    is_new = Choices(settings.store.directory, file).add(*where, word)
-    (topic, partition), offset = where
-    say(f"{topic}/{partition}: {what} at offset {offset} {'will count as' if is_new else 'already counts as'} {word}")
+    (name, partition), offset = where
+    is_new = Choices(settings.store.directory, file).add((topic or name, partition), offset, word)
+    say(f"{name}/{partition}: {what} at offset {offset} {'will count as' if is_new else 'already counts as'} {word}")
 
 
 def _must_be_delay_topics(names: Sequence[str] | None, settings: Settings) -> None:

@@ -88,15 +88,14 @@ class Resuming:
         bring: Callable[[Named], Sequence[Future[Any]] | None],
         read: Callable[[Collection[SourceName]], Iterable[CommittedState]],
         log_ends: Callable[[Collection[SourceName]], Mapping[SourceName, int]],
-        window_ms: Callable[[], int],
         clock: Clock,
         rate: int,
     ) -> None:
         """`store` is None until it is complete. `bring` writes commands that bring messages forward (None: partitions
         have gone), `read` reads committed states, `log_ends` looks up the ends of logs, of those with an answer;
-        `window_ms` is the largest roll window; `rate` is in messages a second."""
+        `rate` is in messages a second."""
         self._pauses, self._store, self._bring = pauses, store, bring
-        self._read, self._log_ends, self._window_ms = read, log_ends, window_ms
+        self._read, self._log_ends = read, log_ends
         self._clock, self._rate = clock, rate
         self._owned: frozenset[SourceName] = frozenset()
         self._read_s: float | None = None
@@ -130,7 +129,7 @@ class Resuming:
         now_ms = self._clock.now_ms()
         for pause in self._pauses.ended():
             ended_ms = pause.ended_ms(now_ms)
-            if ended_ms is None or now_ms - ended_ms > self._window_ms() + LATE_MS:
+            if ended_ms is None:
                 continue
             search = self._passes.setdefault((pause.name, ended_ms), _Pass(now_ms, now_ms))
             if search.is_due(now_ms):

@@ -300,7 +300,7 @@ class Application:
             identity=self._identity,
             beat=self._beat,
         )
-        self._resuming = wiring.make_resuming(context, self._pauses, commands, planner, lambda: self._pipeline)
+        self._resuming = wiring.make_resuming(context, self._pauses, commands, lambda: self._pipeline)
         return context
 
     def _serve(self, context: PipelineContext) -> None:

@@ -50,6 +50,7 @@ from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import GONE, StartFacts, StartPlan
 from bridge.start.identity_watch import IdentityWatch
 from bridge.start.index import Indexes, as_bridge_errors, drop_earlier, find_index, find_indexes, make_stores, openings
+from bridge.start.oldest import OldestRecords
 from bridge.start.retention import RetentionGuard, ingest_start, note_gone
 from bridge.start.roll_window import Windows, decode_parameters_of, limits_of
 from bridge.stores.directory import StoreDirectory
@@ -145,7 +146,8 @@ class Pipeline:
         if plan is None or self._cancelled.is_set():
             return False
         self._windows = plan.windows
-        self.retention = RetentionGuard(context.settings, plan.windows, context.clock, context.on_rebuild)
+        oldest = OldestRecords.of(context.settings, connector.jars, context.clock)
+        self.retention = RetentionGuard(context.settings, plan.windows, context.clock, oldest, context.on_rebuild)
         store = self.store = make_stores(directory, context.cluster, context.settings, plan)
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
@@ -470,7 +472,7 @@ class Pipeline:
             session = intact(session, context.make_session)
             return SparkQuery(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
-        suspects = self._suspects = Suspects.of(settings, connector.jars, clock)
+        suspects = self._suspects = Suspects.of(settings, connector.jars, lambda topic: self.topic_ids[topic], clock)
 
         def has_outgrown(refused: Mapping[str, int]) -> bool:
             return self.retention is not None and self.retention.has_outgrown(context.cluster, refused)

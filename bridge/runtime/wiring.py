@@ -125,7 +125,6 @@ def make_resuming(
     context: PipelineContext,
     pauses: Pauses,
     commands: CommandSender,
-    planner: Planner,
     pipeline: Callable[[], Pipeline | None],
 ) -> Repeating:
     """The thread that brings messages forward after a pause of their target."""
@@ -150,7 +149,6 @@ def make_resuming(
         bring=bring,
         read=read,
         log_ends=lambda names: {n: mark.end for n, mark in cluster.watermarks(sorted(names), of_all=False).items()},
-        window_ms=lambda: max(planner.windows_ms.values(), default=0),
         clock=context.clock,
         rate=settings.delivery.resume_rate,
     )

@@ -88,7 +88,7 @@ def gather(
     Raises StateError when a topic does not exist, or the committed state of an owned partition cannot be read,
     SilentLogs where the leader of one does not answer, EnvironmentFailure without any answer, DiskFailure.
     """
-    topics = _existing(cluster, parameters)
+    topics = existing(cluster, parameters)
     names = _partitions(topics)
     read = group.read_committed_states(names, strict=owned)
     read |= _committed_again(group, taken_back({name: read.get(name) for name in owned}))
@@ -124,11 +124,12 @@ def _committed_again(group: Ownership, states: Mapping[SourceName, CommittedStat
 
 def topic_facts(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicFacts]:
     """Facts of delay topics. Raises StateError when one does not exist, EnvironmentFailure without an answer."""
-    topics = _existing(cluster, names)
+    topics = existing(cluster, names)
     return _with_log(topics, cluster.watermarks(_partitions(topics)))
 
 
-def _existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
+def existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
+    """The delay topics. Raises StateError when one does not exist, EnvironmentFailure without an answer."""
     wanted = sorted(names)
     topics = cluster.topics(wanted)
     for name in wanted:

@@ -25,11 +25,12 @@ from typing import Final
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
-from bridge.kafka.admin import Cluster, Oldest, Watermarks
+from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.membership import Ownership
 from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
 from bridge.start.first_commits import StartPlan
+from bridge.start.oldest import Oldest, OldestRecords
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName, texts_of
@@ -164,6 +165,7 @@ class RetentionGuard:
         settings: Settings,
         windows: Mapping[str, Windows],
         clock: Clock,
+        oldest: OldestRecords,
         on_raised: Callable[[], None] = lambda: None,
     ) -> None:
         """`windows` by delay topic, for the owned partitions. `on_raised` is called if a topic takes larger copies than
@@ -179,6 +181,7 @@ class RetentionGuard:
         self._settings = settings
         self._windows = windows
         self._clock = clock
+        self._oldest = oldest
         self._on_raised = on_raised
         self._roll_bytes: dict[str, int] = {}
         """The largest copy by delay topic, as the decoder has it."""
@@ -220,7 +223,7 @@ class RetentionGuard:
         try:
             limits = limits_of(cluster, self._windows)
             sized = [name for name in marks if limits[name[0]].retention_bytes >= 0]
-            oldest = cluster.oldest({name: marks[name] for name in sized})
+            oldest = self._oldest.of_logs({name: marks[name] for name in sized})
         except EnvironmentFailure as error:
             log.warning("retention-unknown", reason=error.message)
             return

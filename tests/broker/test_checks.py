@@ -18,10 +18,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from bridge.checks.finding import Finding
 from bridge.checks.run import require, run_checks
 from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
+from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.releases import Release, api_versions, release_of
 from bridge.settings.model import Settings
+from bridge.start.oldest import OldestRecords
 from dev.broker.embedded import kafka_version
+from timerstore.clock import SystemClock
 from timerstore.disk.checkpoint import Checkpoint, Identity, read, write
 from timerstore.errors import DiskFailure
 
@@ -160,14 +163,15 @@ def test_a_moment_without_a_leader_is_waited_out_and_no_more(
 def test_the_log_tells_its_age(bench: Bench) -> None:
     """Offsets by time, and the oldest record's time and size, where there is one."""
     bench.create(STAMPED)
+    records = OldestRecords.of(bench.settings(), connector.jars, SystemClock())
     marks = bench.cluster.watermarks([(bench.name, 0)])
-    assert bench.cluster.oldest(marks) == {}
+    assert records.of_logs(marks) == {}
     producer = Producer({"bootstrap.servers": bench.bootstrap})
     for value in (b"x" * 100, b"x" * 300):
         producer.produce(bench.name, value)
     assert producer.flush(30) == 0
     place = (bench.name, 0)
-    oldest = bench.cluster.oldest(bench.cluster.watermarks([place]))[place]
+    oldest = records.of_logs(bench.cluster.watermarks([place]))[place]
     assert 100 < oldest.mean_bytes < 400
     assert bench.cluster.first_after([place], oldest.timestamp_ms) == {place: 0}
     assert bench.cluster.first_after([place], oldest.timestamp_ms + 3_600_000) == {place: None}

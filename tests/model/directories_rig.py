@@ -19,7 +19,7 @@ from bridge.delivery.doubt.log_notes import LogNotes, States
 from bridge.delivery.states import State as Delivery
 from bridge.errors import BridgeError, StateError
 from bridge.ingest.ingest import Ingest
-from bridge.kafka.admin import ClusterDescription, Oldest, Topic, Watermarks
+from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
 from bridge.kafka.membership import Membership
 from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
@@ -150,9 +150,6 @@ class Broker:
             name: next((m.offset for m in self.logs[name][self.starts[name] :] if m.record.ts_ms >= timestamp_ms), None)
             for name in names
         }
-
-    def oldest(self, _: Mapping[SourceName, Watermarks]) -> dict[SourceName, Oldest]:
-        return {}
 
     def cuts(self, stretches: Iterable[SourceName], _: object) -> dict[SourceName, int | None]:
         return dict.fromkeys(stretches)

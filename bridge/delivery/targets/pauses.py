@@ -173,7 +173,7 @@ class Pauses:
     def ended(self) -> list[Pause]:
         """Ended pauses, whose messages may still wait."""
         now_ms = self._clock.now_ms()
-        return [each for each in self._said if not each.is_in_force(now_ms)]
+        return [each for each in self._kept(self._said) if not each.is_in_force(now_ms)]
 
     def _kept(self, told: Said) -> Said:
         """The pauses without those that ended long ago."""

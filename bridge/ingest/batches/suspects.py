@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure
-from bridge.ingest.batches.choices import BATCHES, Choices
+from bridge.ingest.batches.choices import BATCHES, Choices, Place
 from bridge.ingest.batches.reader import BatchReader, CorruptBatch, End, Found, Stretch, TooLargeRecord
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.settings.clients import java_client, system_properties
@@ -57,12 +57,14 @@ class Suspects:
         *,
         read: Callable[[Sequence[Stretch], Callable[[], bool]], Iterator[tuple[SourceName, Found]]],
         skips: Choices,
+        topic_id: Callable[[str], str],
         mark: ReadingMark,
         clock: Clock,
     ) -> None:
-        """`read` is that of a `BatchReader`. Partitions in the mark of the process before are suspect."""
+        """`read` is that of a `BatchReader`; `topic_id` returns the id of a delay topic, by which `skips` name it: a
+        topic that is created again has other batches. Partitions in the mark of the process before are suspect."""
         self._read = read
-        self._skips = skips
+        self._skips, self._topic_id = skips, topic_id
         self._mark, self._marked_s = mark, -MARK_S
         self._clock = clock
         self._lock = threading.Lock()
@@ -77,11 +79,14 @@ class Suspects:
         self.suspect(mark.suspects, "two processes have ended here")
 
     @classmethod
-    def of(cls, settings: Settings, jars: Callable[[], Sequence[Path]], clock: Clock) -> Suspects:
+    def of(
+        cls, settings: Settings, jars: Callable[[], Sequence[Path]], topic_id: Callable[[str], str], clock: Clock
+    ) -> Suspects:
         """The suspects of a process with these settings. `jars` are Kafka's client and the reader of batches."""
         return cls(
             read=BatchReader(lambda: java_client(settings), jars, lambda: system_properties(settings)).read,
             skips=Choices(settings.store.directory, BATCHES),
+            topic_id=topic_id,
             mark=ReadingMark(settings.store.directory),
             clock=clock,
         )
@@ -170,10 +175,10 @@ class Suspects:
         now_s = self._clock.monotonic_s()
         if self._failures and now_s < self._failed_s + min(PAUSE_S_MAX, 2.0**self._failures):
             return []
-        skipped = self._skips.all() if self._held else ()
+        skipped = self._skips.all() if self._held else {}
         with self._lock:
             for name, batch in self._held.items():
-                if now_s >= self._looked_s[name] + AGAIN_S or (name, batch.offset) in skipped:
+                if now_s >= self._looked_s[name] + AGAIN_S or self._place(name, batch) in skipped:
                     self._suspect[name] = batch.next
                     self._looked_s[name] = now_s
             self._suspect = {name: end for name, end in self._suspect.items() if name in at}
@@ -208,7 +213,7 @@ class Suspects:
     def _skipped(self, name: SourceName, batch: CorruptBatch) -> Unread | None:
         """What stands in place of the batch; None if it is not skipped."""
         place = {"topic": name[0], "partition": name[1], "offset": batch.offset, "next": batch.next}
-        if (name, batch.offset) not in self._skips.all():
+        if self._place(name, batch) not in self._skips.all():
             if name not in self._held:
                 log.error("batch-corrupt", **place, reason=batch.reason, code=CODE)
             with self._lock:
@@ -220,6 +225,10 @@ class Suspects:
         log.warning("batch-skipped", **place)
         omitted = f"records from offset {batch.offset} to {batch.next - 1}"
         return Unread(name, batch.offset, self._clock.now_ms(), RejectReason.CORRUPT, omitted)
+
+    def _place(self, name: SourceName, batch: CorruptBatch) -> Place:
+        """The batch's place in the file of skips."""
+        return (self._topic_id(name[0]), name[1]), batch.offset
 
     def _trust(self, name: SourceName) -> None:
         with self._lock:

@@ -169,10 +169,15 @@ class Batches:
                 yield name, End(offset=max(at, min(end, self.log[name])))
 
 
-def suspects(batches: Batches, clock: Clock, directory: Path) -> Suspects:
+def topic_id(topic: str, generation: int = 1) -> str:
+    return f"{topic}-id-{generation}"
+
+
+def suspects(batches: Batches, clock: Clock, directory: Path, topic_id: Callable[[str], str] = topic_id) -> Suspects:
     return Suspects(
         read=batches.read,
         skips=Choices(directory, BATCHES),
+        topic_id=topic_id,
         mark=ReadingMark(directory),
         clock=clock,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from bridge.errors import EnvironmentFailure, StateError
-from bridge.kafka.admin import Cluster, Oldest, Watermarks
+from bridge.kafka.admin import Cluster, Watermarks
 from bridge.runtime.gauges import Lag
 from bridge.settings.model import Settings
+from bridge.start.oldest import Oldest, OldestRecords
 from bridge.start.retention import (
     GONE_INTERVAL_S,
     UNANSWERED_MS,
@@ -40,6 +41,10 @@ PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_defa
 STATE = initial_state(offset=9, topic_id="a", partitions=1, parameters=PARAMETERS)
 
 
+def no_batches(*_: object) -> Iterator[Any]:
+    return iter(())
+
+
 class Bench:
     """A guard over a store, with a window of one hour."""
 
@@ -49,7 +54,9 @@ class Bench:
         windows = {DELAY: Windows(current_ms=HOUR, largest_ms=2 * HOUR)}
         self.raised = 0
         settings = Settings.of({"roll": {"window": "1h"}, **tree})
-        self.guard = RetentionGuard(settings, windows, self.clock, self.on_raised)
+        self.guard = RetentionGuard(
+            settings, windows, self.clock, OldestRecords(no_batches, self.clock), self.on_raised
+        )
 
     def on_raised(self) -> None:
         self.raised += 1
@@ -198,9 +205,6 @@ def test_the_end_of_what_is_gone_is_soon_known(bench: Bench) -> None:
     class Brokers:
         def topic_configs(self, names: list[str]) -> dict[str, dict[str, str]]:
             return {name: {"retention.ms": str(5 * HOUR)} for name in names}
-
-        def oldest(self, _: object) -> dict[object, Oldest]:
-            return {}
 
     def refresh() -> None:
         bench.guard.refresh(cast(Cluster, Brokers()), bench.rig.stores, MARKS, {ORDERS: 0.0})

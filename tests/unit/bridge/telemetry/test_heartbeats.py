@@ -507,7 +507,6 @@ def resuming(bench: Bench, _: Path) -> Iterator[Case]:
         bring=lambda _: None,
         read=lambda _: (),
         log_ends=lambda _: {},
-        window_ms=lambda: 0,
         clock=bench.clock,
         rate=1,
     )
