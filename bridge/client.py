@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
+from threading import Lock
 from typing import Any, Final, Self, Unpack
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -55,6 +56,7 @@ class DelayClient:
         self.delay_topic = delay_topic
         self._clock = clock or SystemClock()
         self._failures: list[KafkaError] = []
+        self._of_failures = Lock()
 
     def send(
         self,
@@ -234,12 +236,15 @@ class DelayClient:
         self._to_origin(topic, partition, [*headers], on_delivery)
 
     def flush(self, timeout_s: float = 60.0) -> None:
-        """Wait until the delay topic has accepted all records.
+        """Wait until the delay topic has accepted all records, of all threads.
 
-        Raises EnvironmentFailure if a record without an `on_delivery` was refused, or after `timeout_s`.
+        Raises EnvironmentFailure if a record without an `on_delivery` was refused since the last call, or after
+        `timeout_s`. Each refusal is reported once, by the first call of any thread: with several threads, let one of
+        them flush, or give each record an `on_delivery`.
         """
         left = self.producer.flush(timeout_s)
-        failures, self._failures = self._failures, []
+        with self._of_failures:
+            failures, self._failures = self._failures, []
         if failures:
             raise EnvironmentFailure(
                 f"{self.delay_topic} did not take {len(failures)} of the records: {failures[0].str()}",
@@ -300,7 +305,8 @@ class DelayClient:
 
     def _remember(self, error: KafkaError | None, _: Message) -> None:
         if error is not None:
-            self._failures.append(error)
+            with self._of_failures:
+                self._failures.append(error)
 
     def _partitions(self) -> int:
         hint = "Check that the brokers are reachable."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -147,7 +147,11 @@ class Source(Protocol):
         """The bridge's phase; at once."""
 
     def pending(self) -> PendingMessages | None:
-        """The pending messages; None until they are complete, and between two assignments. At once."""
+        """The pending messages; None until they are complete, and between two assignments. Those of partitions that
+        have come later may not be: see `unread`. At once."""
+
+    def unread(self) -> Collection[SourceName]:
+        """The partitions of `pending` that are not read up to their committed O: messages may be missing. At once."""
 
     def log_ends(self) -> Mapping[SourceName, int]:
         """The ends of the logs of the partitions of `pending`. Raises BridgeError."""

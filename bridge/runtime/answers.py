@@ -21,7 +21,7 @@ from timerstore.memory.pending import SLOT_MS
 
 TARGETS_MAX: Final = 1_000
 COMPLETE: Final = ("connecting", "running")
-"""Phases in which the index has all records below O."""
+"""Phases in which the index has all records below O, except in partitions that have just come (`Answers.unread`)."""
 
 
 class Answers:
@@ -57,6 +57,14 @@ class Answers:
         """The store, once it is complete; None before."""
         pipeline = self._pipeline()
         return None if pipeline is None or self._health.phase.name not in COMPLETE else pipeline.store
+
+    def unread(self) -> list[SourceName]:
+        store = self.pending()
+        if store is None:
+            return []
+        committed = store.committed()
+        at = store.next_offsets()  # second: both grow, and O stays below
+        return [name for name, reached in committed.items() if at.get(name, reached.offset) < reached.offset]
 
     def log_ends(self) -> Mapping[SourceName, int]:
         store = self.pending()

@@ -386,6 +386,8 @@ class Settings(Section):
         suffixed = {name: topic.dead_letter or name + DEAD_LETTER_SUFFIX for name, topic in value.items()}
         named = {name: topic.model_copy(update={"dead_letter": suffixed[name]}) for name, topic in value.items()}
         for name, topic in named.items():
+            if not re.fullmatch(TOPIC_PATTERN, topic.dead_letter or ""):  # with the suffix
+                raise ValueError(f"{name}.dead_letter: {topic.dead_letter} is too long; give it a name of its own")
             if topic.dead_letter in named:
                 raise ValueError(
                     f"{name}: dead_letter {topic.dead_letter} is a delay topic; the bridge would read its records again"

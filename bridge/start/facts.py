@@ -15,7 +15,7 @@ from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.roll_window import TopicLimits
 from bridge.stores.names import SourceName, texts_of
-from bridge.wire.committed_state import CommittedState, decode_metadata
+from bridge.wire.committed_state import CommittedState, decode_metadata, goes_back
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.clock import Clock
 from timerstore.operations import recovery
@@ -55,6 +55,7 @@ def plan_start(
             return None
         decision = decide(facts)
         if isinstance(decision, StartPlan):
+            _warn_of_returns(facts, decision)
             return decision
         made = [group.commit_states(states, assigned) for states in decision.of_owner(assigned)]
         if made and all(made):
@@ -69,6 +70,17 @@ def plan_start(
             )
         group.wait(LOOK_S)
     return None
+
+
+def _warn_of_returns(facts: StartFacts, plan: StartPlan) -> None:
+    """Each return takes room in the committed metadata, until there is none (DB-4006)."""
+    if back := [name for name, state in plan.states.items() if goes_back(facts.committed[name].epochs, state.epochs)]:
+        log.warning(
+            "decode-parameters-return",
+            partitions=", ".join(texts_of(back)),
+            epochs=max(len(plan.states[name].epochs) for name in back),
+            hint="Give all instances the same delay.*, limits.* and roll.window.",
+        )
 
 
 def gather(

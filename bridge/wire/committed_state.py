@@ -453,6 +453,14 @@ def amend_epochs(
     return (DecodeEpoch(offset=0, parameters=amended[0].parameters), *amended[1:])
 
 
+def goes_back(before: DecodeEpochs, amended: DecodeEpochs) -> bool:
+    """Whether an epoch was added whose parameters an earlier one has, as with instances of different settings."""
+    if not before or amended[-1] == before[-1]:
+        return False
+    new, *earlier = (replace(each.parameters, copy_max_delay_ms=0) for each in (amended[-1], *before[:-1]))
+    return new in earlier
+
+
 def initial_state(
     *,
     offset: int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -220,6 +221,33 @@ def test_flush_raises_for_what_was_not_taken_and_nobody_else_was_told_of() -> No
     assert told[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
 
 
+@pytest.mark.fault("a refusal during another thread's flush of the client")
+def test_a_refusal_during_a_flush_of_another_thread_is_reported_once() -> None:
+    """A refusal that arrives while another thread flushes is reported by that flush or by the next one."""
+    sender = client(FakeProducer(refuse=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)))
+    reported: list[EnvironmentFailure] = []
+
+    def flush() -> None:
+        try:
+            sender.flush()
+        except EnvironmentFailure as failure:
+            reported.append(failure)
+
+    other = threading.Thread(target=flush)
+
+    class Interrupted(list[KafkaError]):
+        def append(self, error: KafkaError) -> None:
+            other.start()
+            other.join(0.05)  # without the lock it ends here
+            super().append(error)
+
+    sender._failures = Interrupted()
+    sender.send("t", b"", after=timedelta(seconds=1))
+    other.join()
+    flush()
+    assert len(reported) == 1
+
+
 @pytest.mark.parametrize(
     ("code", "hint"),
     [(KafkaError._UNKNOWN_PARTITION, "Correct the topic"), (KafkaError.MSG_SIZE_TOO_LARGE, "Make it smaller")],
@@ -249,6 +277,7 @@ def test_a_configuration_makes_a_producer_with_javas_partitioner() -> None:
 
 BARE: Final = """
 import sys
+import threading
 
 class Nothing:
     def find_spec(self, name, path=None, target=None):

@@ -269,6 +269,8 @@ class Bridge:
     letters: Letters = field(default_factory=Letters)
     paused: Paused = field(default_factory=Paused)
     dispatcher: Dispatcher | None = None
+    joining: list[SourceName] = field(default_factory=list)
+    """The partitions that are not read up to their committed offsets."""
 
     def __post_init__(self) -> None:
         """A dispatcher of the store."""
@@ -298,6 +300,10 @@ class Bridge:
     def pending(self) -> PendingMessages | None:
         """As it was set."""
         return self.store
+
+    def unread(self) -> Sequence[SourceName]:
+        """As it was set."""
+        return self.joining
 
     def log_ends(self) -> Mapping[SourceName, int]:
         """Behind all messages, read or not."""

@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -402,6 +403,26 @@ def test_an_export_has_the_messages_of_all() -> None:
         assert exported(urls[1]) == ([each for each in everything if each[0]], [urls[0]])
         other.store = None
         assert ask(urls[0], "export")[0] == 503
+
+
+def test_the_partitions_that_an_instance_has_not_read_are_named_by_all() -> None:
+    """An answer names the unread partitions of every instance, beside the silent instances."""
+    one, other = two()
+    other.joining, gone = [("delay", 1)], "http://127.0.0.1:1"
+    with instances(one, other, gone=[gone]) as urls:
+        for path in ("count", "messages", "summary", f"timeline?edge={NOW_MS}"):
+            for url in urls[:2]:
+                assert ask(url, path)[1]["incomplete"] == [gone, "delay/1"]
+        for url in urls[:2]:
+            request = Request(f"{url}/api/v1/export", headers={"Authorization": f"Bearer {TOKEN}"})
+            missing: list[str] = []
+            with urlopen(request, timeout=30) as response:
+                deque(_told(response, missing), maxlen=0)
+            assert missing == [gone, "delay/1"]
+
+
+def _told(response: Any, missing: list[str]) -> Iterator[Any]:
+    missing += yield from read_export(response)
 
 
 @pytest.mark.fault("an export that fails at its beginning")

@@ -138,6 +138,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
             {"delay_topics": {"a": {"dead_letter": "__consumer_offsets"}}},
             "a: dead_letter __consumer_offsets is an internal",
         ),
+        ({"delay_topics": {"a" * 246: {}}}, "aaa.dead_letter: aaa"),
         ({"delay_topics": {"a": {"dead_letter": "connect-status"}}}, "a: dead_letter connect-status is an internal"),
         ({"delay_topics": {"a": {"target": "b"}, "c": {"dead_letter": "b"}}}, "c: dead_letter b is the target of a"),
         (
