@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from timerstore.clock import SystemClock
 
 if TYPE_CHECKING:
-    from bridge.stores.names import SourceName
+    from bridge.stores.names import SourceName  # loads pyarrow, which no command needs at its start
 
 ANSWER_S: Final = 10.0
 _POLL_S: Final = 0.1
@@ -76,7 +76,8 @@ def _epochs(
     consumer: Consumer, asked: Mapping[SourceName, int], stretches: Mapping[SourceName, ReadStretch]
 ) -> dict[SourceName, int | None]:
     """The epochs of the first records from these offsets on, of the partitions that answer in time."""
-    clock, epochs = SystemClock(), dict[SourceName, int | None]()
+    clock = SystemClock()
+    epochs: dict[SourceName, int | None] = {}
     consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in asked.items()])
     deadline_s = clock.monotonic_s() + ANSWER_S
     while len(epochs) < len(asked) and clock.monotonic_s() < deadline_s:

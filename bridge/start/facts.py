@@ -73,7 +73,7 @@ def plan_start(
 
 
 def _warn_of_returns(facts: StartFacts, plan: StartPlan) -> None:
-    """Each return takes room in the committed metadata, until there is none (DB-4006)."""
+    """Each return takes room in the committed metadata, which is bounded (DB-4006)."""
     if back := [name for name, state in plan.states.items() if goes_back(facts.committed[name].epochs, state.epochs)]:
         log.warning(
             "decode-parameters-return",
