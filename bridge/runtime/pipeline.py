@@ -233,7 +233,7 @@ class Pipeline:
         replaced. Raises as `start`."""
         with self._changing:
             damaged = frozenset() if self._maintenance is None else self._maintenance.damaged
-            if not self._follows or self._cancelled.is_set() or self._owned <= damaged:
+            if not self._follows or self._cancelled.is_set() or not self._owned & (owned - damaged):
                 return False
             if member.revocations < self._member.revocations:
                 return True  # sampled during a revocation: the group's next assignment is still to come

@@ -687,10 +687,14 @@ def test_a_store_that_failed_half_way_is_closed_as_it_is(rig: Rig, monkeypatch: 
 
 
 def test_a_pipeline_is_made_anew_where_it_cannot_follow(rig: Rig) -> None:
-    """Nothing would be left; or the open transaction did not end."""
+    """Nothing would be left, also of damaged and held partitions together; or the open transaction did not end."""
     bench = running(rig)
     bench.pipeline.give_up(BOTH, 1)
     assert not bench.pipeline.follow(frozenset(), member(frozenset(), 1))
+    assert bench.pipeline.stop()
+    bench = running(rig)
+    bench.maintenance.damaged = frozenset({ORDERS})
+    assert not bench.pipeline.follow(frozenset({ORDERS}), member(BOTH, 1))
     assert bench.pipeline.stop()
     bench = running(rig)
     bench.dispatcher.quiesce.return_value = False
