@@ -139,7 +139,6 @@ class Doubts:
     def go(self, names: Collection[SourceName], sources: Sources) -> None:
         """Remove partitions that belong to another instance, or are held: their doubts stay until they come back."""
         self._here -= frozenset(names)
-        self.torn.forget(names)
         self._change(self._doubts, sources)
 
     def committed(self, states: States, sources: Sources) -> None:
