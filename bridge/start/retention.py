@@ -187,6 +187,8 @@ class RetentionGuard:
         """The largest copy by delay topic, as the decoder has it."""
         self._asked_ms: dict[str, int] = {}
         """The time of the last question about a topic's limit."""
+        self._outgrown: set[str] = set()
+        """Topics whose limit was raised: the present decoder refuses nothing of them any more."""
         self._looked_s: float | None = None
         self._starts: dict[SourceName, int] = {}
         self._in_memory: Sequence[SourceName] = ()
@@ -311,6 +313,8 @@ class RetentionGuard:
         """Whether topics take larger copies than the decoder knows, which has refused records of these times (ms) for
         their size. Brokers are asked again only about younger records. Without an answer the known limits count, for a
         while. Any thread."""
+        if not self._outgrown.isdisjoint(refused):
+            return True  # a new decoder is on its way
         now_ms = self._clock.now_ms()
         names = [name for name, ts in refused.items() if self._asked_ms.get(name, -1) < min(ts, now_ms)]
         if not names:
@@ -330,6 +334,7 @@ class RetentionGuard:
         wanted, before = roll_bytes_max(self._settings, limits), self._roll_bytes.get(topic)
         is_raised = before is not None and wanted > before
         if is_raised:
+            self._outgrown.add(topic)
             log.info("roll-size-raised", topic=topic, bytes=wanted, before=before)
             self._on_raised()
         return is_raised
