@@ -79,7 +79,7 @@ def _warn_of_returns(facts: StartFacts, plan: StartPlan) -> None:
             "decode-parameters-return",
             partitions=", ".join(texts_of(back)),
             epochs=max(len(plan.states[name].epochs) for name in back),
-            hint="Give all instances the same delay.*, limits.* and roll.window.",
+            hint="Give all instances the same delay.*, limits.*, roll.window and retention.headroom.",
         )
 
 
