@@ -34,6 +34,7 @@ from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.plain_reader import NOTHING, PlainReader, by_source, new_records
 from bridge.ingest.queries import Queries
 from bridge.ingest.query import SparkQuery
+from bridge.ingest.watch.backlogs import Backlogs
 from bridge.ingest.watch.guarded import guarded
 from bridge.ingest.watch.reading import Reading
 from bridge.ingest.watch.stalls import jvm_stands_still
@@ -108,6 +109,7 @@ class Ingest:
             suspects=suspects, log_starts=log_starts, executor_host=executor_host, clock=clock, watch=self._watch,
             beat=beat_query,
         )  # fmt: skip
+        self._backlogs = Backlogs(store, clock, self._queries.can_start)
         self._taking = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._heard: set[SourceName] = set()
@@ -222,9 +224,10 @@ class Ingest:
     def _read(self, reader: PlainReader) -> None:
         """Read until the query serves, or the assignment changes."""
         run, without = self._store.run, self._suspects.names
-        self._begin(reader, self._trusted(run))
+        left = self._backlogs.left(run)
+        self._begin(reader, {name: at for name, at in self._trusted(run).items() if name not in left})
         self._heard.clear()
-        while not self._is_relieved(run, without):
+        while not self._is_relieved(run, without) and left == self._backlogs.left(run):
             self._read_once(run, reader)
 
     def _trusted(self, run: int) -> dict[SourceName, int]:
@@ -257,6 +260,7 @@ class Ingest:
         transaction markers and aborted records, which the query does not report."""
         reader.assign({})
         self._suspects.rests()
+        self._backlogs.end()
         run, starved_s = self._store.run, dict[SourceName, float]()
         while not self._is_relieved_of_standing_by(quiet_s := self._quiet_s()):
             quiet_at = self._store.next_offsets()

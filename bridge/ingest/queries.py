@@ -93,6 +93,11 @@ class Queries:
         """Have the query end, and start again at the store's offsets."""
         self.restart_reason = reason
 
+    def can_start(self) -> bool:
+        """Whether Spark's session is up."""
+        session = self._session
+        return session.done() and not session.cancelled() and session.exception() is None
+
     def cancel(self) -> None:
         """Let it end soon: its tasks cannot send any more."""
         receiver = self._receiver

@@ -4,7 +4,8 @@
     no             reads                              starts; or its query reads, too, and has not come as far yet
     yes            asks where quiet partitions end    its query reads
 
-A suspect partition has the batch reader in place of both (batches/suspects.py). Nobody reads one with a corrupt batch,
+The plain reader leaves out a large backlog of a partition that comes while Java runs (watch/backlogs.py). A suspect
+partition has the batch reader in place of both (batches/suspects.py). Nobody reads one with a corrupt batch,
 or one that is held without room (`Stores.append`), until it is released.
 """
 

@@ -24,6 +24,7 @@ from bridge.ingest.batches.reader import CorruptBatch
 from bridge.ingest.decode_records import decode_records
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.queries import FAILURES_MAX
+from bridge.ingest.watch import backlogs
 from bridge.ingest.watch.hand_over import CLOSE_S, SETTLE_S
 from bridge.ingest.watch.waits import Wait
 from bridge.stores.names import SourceName
@@ -163,6 +164,13 @@ class Bench:
         wait_until(lambda: self.ingest._reading.read_to.get(name, 0) >= end, SEEN_S, "the plain reader reads")
 
 
+def come_back(bench: Bench, name: SourceName, offset: int) -> None:
+    """The partition has gone, and comes again without an index."""
+    bench.store.change(gone=name)
+    bench.store.change(come={name: offset})
+    bench.ingest.begin_anew()
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
@@ -258,6 +266,53 @@ def test_no_partition_waits_for_another_ones_backlog(made: Callable[..., Bench])
     bench.begin()
     wait_until(lambda: bench.store.ends[A] == 9, SEEN_S, "A is read")
     assert bench.next_stream().offsets[B] == 0 and bench.store.in_life(Life.CATCHING_UP) == [B]
+
+
+@pytest.mark.fault("a partition that comes with a large backlog")
+def test_a_large_backlog_of_a_partition_that_comes_is_read_by_the_query_alone(
+    made: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain reader reads the partitions that stay, so that their messages do not wait for ten times the CPU of the
+    query's frames. If the query has served, and is lost, the plain reader reads all."""
+    monkeypatch.setattr(backlogs, "RECORDS_MAX", 8)
+    bench = made({A: 3, B: 9})
+    bench.plain.log = {A: 3, B: 9}
+    bench.ingest.start()
+    wait_until(lambda: bench.store.ends == {A: 3, B: 9}, SEEN_S, "a start without Java: all is read")
+    bench.session.set_result(mock.Mock())
+    bench.next_stream().opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    come_back(bench, B, 0)
+    second = bench.next_stream()
+    assert second.offsets == {A: 3, B: 0}
+    bench.reads(A, 7)
+    assert bench.plain.at.keys() == {A} and bench.store.held[B] == list(range(9))
+    second.opens()
+    second.send(A, 3, 7)
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves before the backlog is read")
+    second.send(B, 0, 4)
+    second.error = Py4JSaid("a task failed")
+    wait_until(lambda: bench.store.ends == {A: 7, B: 9}, SEEN_S, "the plain reader reads the rest")
+
+
+@pytest.mark.parametrize("case", ["small", "alone", "read"])
+def test_the_plain_reader_helps_where_it_delays_nothing(
+    made: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """It reads a small backlog at once, and any if no partition is delivered meanwhile; and a partition whose backlog
+    is read, until the query serves."""
+    monkeypatch.setattr(backlogs, "RECORDS_MAX", 9 if case == "small" else 8)
+    bench = made({A: 9 if case == "alone" else 0, B: 9})
+    bench.session.set_result(mock.Mock())
+    bench.ingest.start()
+    stream = bench.next_stream()
+    if case == "read":
+        wait_until(lambda: bench.plain.at.keys() == {A}, SEEN_S, "the backlog is left to the query")
+        stream.send(B, 0, 9)
+        bench.reads(B, 12)
+    else:
+        bench.reads(B, 9)
+    assert bench.ingest.reader == "plain" and not bench.failures
 
 
 @pytest.mark.fault("a live partition beside the backlog of another one")

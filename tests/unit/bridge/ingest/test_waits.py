@@ -17,14 +17,14 @@ from bridge.errors import EnvironmentFailure
 from bridge.ingest import ingest as module
 from bridge.ingest import queries
 from bridge.ingest.plain_reader import NOTHING, Read
-from bridge.ingest.watch import waits
+from bridge.ingest.watch import backlogs, waits
 from bridge.ingest.watch.hand_over import CLOSE_S, SETTLE_S, HandOver
 from bridge.ingest.watch.waits import Then, Wait, Watch
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
 from tests.paths import ROOT
 from tests.unit.bridge.ingest.stand_ins import A, B
-from tests.unit.bridge.ingest.test_ingest import SEEN_S, Bench, Stream
+from tests.unit.bridge.ingest.test_ingest import SEEN_S, Bench, Stream, come_back
 
 
 @pytest.fixture
@@ -153,6 +153,18 @@ def jvm(bench: Bench) -> None:
     stream.runs.set()
 
 
+def backlog(bench: Bench) -> None:
+    """A partition comes with a large backlog, and the query does not begin: the plain reader reads this one, too."""
+    serving(bench)
+    bench.holds_plan = threading.Event()
+    with mock.patch.object(backlogs, "RECORDS_MAX", 1):
+        come_back(bench, B, 0)
+        bench.reads(A, 5)
+        passed(bench, Wait.BACKLOG, lambda: bench.store.ends[B] == 3)
+    assert bench.ingest.reader == "plain" and not bench.failures
+    bench.holds_plan.set()
+
+
 def ends_of_quiet(bench: Bench) -> None:
     """Brokers that do not answer are asked again, and nothing else waits for them."""
     stream = serving(bench)
@@ -186,6 +198,7 @@ EDGES: Final = {
     Wait.RELIEF: relief,
     Wait.LOOK: look,
     Wait.JVM: jvm,
+    Wait.BACKLOG: backlog,
     Wait.ENDS_OF_QUIET: ends_of_quiet,
 }
 ELSEWHERE: Final = {
