@@ -288,7 +288,11 @@ class Ingest:
     def _ask(self, run: int, reader: PlainReader, at: Offsets) -> set[SourceName]:
         """Take in the ends of those partitions without further records; returns the others."""
         until_s = self._clock.monotonic_s() + Wait.ENDS_OF_QUIET.s
-        ends, filled = reader.ask(at, self._beat, lambda: self._clock.monotonic_s() >= until_s)
+
+        def is_over() -> bool:
+            return not self._reading.query_serves or self._clock.monotonic_s() >= until_s
+
+        ends, filled = reader.ask(at, self._beat, is_over)
         if ends:
             self._take(run, NOTHING, ends, self._beat)
         return filled

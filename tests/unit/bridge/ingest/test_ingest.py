@@ -23,6 +23,7 @@ from bridge.ingest.batches import reading_mark
 from bridge.ingest.batches.reader import CorruptBatch
 from bridge.ingest.decode_records import decode_records
 from bridge.ingest.ingest import Ingest
+from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.ingest.queries import FAILURES_MAX
 from bridge.ingest.watch import backlogs
 from bridge.ingest.watch.hand_over import CLOSE_S, SETTLE_S
@@ -561,6 +562,26 @@ def test_quiet_partitions_are_asked_where_they_end(made: Callable[..., Bench]) -
 
     wait_until(again, SEEN_S, "the query is started anew")
     assert bench.store.held[B] in ([], [0, 1]), "asking stores nothing"
+
+
+@pytest.mark.fault("an assignment that changes while quiet partitions are asked for their ends")
+def test_records_do_not_wait_for_brokers_that_are_asked_where_quiet_partitions_end(made: Callable[..., Bench]) -> None:
+    """The plain reader reads as soon as the query is started anew, even if a broker does not answer its question."""
+    bench = made()
+    bench.begin()
+    bench.next_stream().opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    silent = mock.Mock(side_effect=lambda *_: bench.plain.wakes.wait(0.01) or Read(entries=NOTHING))
+    with mock.patch.object(bench.plain, "poll", silent):
+        bench.ingest.note_log_ends({A: 5, B: 0})
+
+        def is_asked() -> bool:
+            bench.clock.advance(500)
+            return bool(silent.call_count)
+
+        wait_until(is_asked, SEEN_S, "it is asked")
+        bench.ingest.begin_anew()
+        wait_until(lambda: bench.plain.at.keys() == {A, B}, SEEN_S, "it reads")
 
 
 @pytest.mark.fault("a record that the plain reader cannot read")
