@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import structlog
+
 from bridge.ingest.watch.stalls import Laggards
 from bridge.ingest.watch.waits import Wait
 from bridge.stores.names import SourceName
@@ -19,6 +21,8 @@ from timerstore.clock import Clock
 
 RECORDS_MAX: Final = 20_000
 """The plain reader reads smaller backlogs within a second, before a query starts."""
+
+log = structlog.get_logger("bridge.ingest.watch.backlogs")
 
 
 class Backlogs:
@@ -43,7 +47,8 @@ class Backlogs:
             large = (name for name, offset in behind.items() if committed[name].offset - offset > RECORDS_MAX)
             self._left = frozenset(large if len(behind) < len(at) and self._can_start() else ())
         waiting = {name: behind[name] for name in self._left if name in behind}
-        slow = self._slow.look(waiting, self._clock.monotonic_s())
+        if slow := self._slow.look(waiting, self._clock.monotonic_s()):
+            log.warning("plain-reader-takes-over", waits_for=Wait.BACKLOG.waits_for, seconds=Wait.BACKLOG.s)
         self._left = frozenset(waiting).difference(slow)
         return self._left
 

@@ -12,6 +12,7 @@ from typing import Final
 from unittest import mock
 
 import pytest
+from structlog.testing import capture_logs
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest import ingest as module
@@ -157,11 +158,12 @@ def backlog(bench: Bench) -> None:
     """A partition comes with a large backlog, and the query does not begin: the plain reader reads this one, too."""
     serving(bench)
     bench.holds_plan = threading.Event()
-    with mock.patch.object(backlogs, "RECORDS_MAX", 1):
+    with mock.patch.object(backlogs, "RECORDS_MAX", 1), capture_logs() as logs:
         come_back(bench, B, 0)
         bench.reads(A, 5)
         passed(bench, Wait.BACKLOG, lambda: bench.store.ends[B] == 3)
     assert bench.ingest.reader == "plain" and not bench.failures
+    assert "plain-reader-takes-over" in {each["event"] for each in logs}
     bench.holds_plan.set()
 
 
