@@ -85,6 +85,8 @@ class Queries:
         self._failure: Exception | None = None
         self._receiver: FrameReceiver | None = None
         self._hand_over: HandOver | None = None
+        self._warm: SparkSession | None = None
+        """The session that has compiled the plan."""
         self._query_start: Offsets = {}
         self._sent: dict[SourceName, int] = {}
         """The offsets that the present query has reached."""
@@ -191,7 +193,9 @@ class Queries:
     def _stream(self, run: int, query: SparkQuery, directory: Path) -> None:
         self._hand_over = None
         self._await_slots(query)
-        query.warm_up(self._store.next_offsets(run))
+        if query.session is not self._warm:
+            query.warm_up(self._store.next_offsets(run))
+            self._warm = query.session
         self._await(lambda: self._is_over(run) or self._suspects.are_done(self._store.next_offsets()))
         if self._is_over(run):
             return

@@ -104,6 +104,8 @@ class Bench:
         self.suspects = suspects(self.batches, self.clock, directory)
         self.ended = threading.Event()
         self.holds_plan: threading.Event | None = None
+        self.plans = 0
+        """The number of plans that were compiled before the start of their query."""
         self.receiver: Any = None
         self.refused: list[dict[str, int]] = []
         self.is_raised = False
@@ -130,15 +132,20 @@ class Bench:
         self.refused.append(dict(refused))
         return self.is_raised
 
-    def make_query(self, _: Any, receiver: Any) -> Any:
+    def make_query(self, session: Any, receiver: Any) -> Any:
         if self.fails_at_once is not None:
             raise self.fails_at_once
         self.receiver = receiver
-        query = mock.Mock()
+        query = mock.Mock(session=session)
         query.slots.side_effect = lambda: self.slots
-        query.warm_up.side_effect = lambda _: self.holds_plan and self.holds_plan.wait(6 * SEEN_S)
+        query.warm_up.side_effect = lambda _: self.warm_up()
         query.start.side_effect = lambda offsets, _: self.start(offsets)
         return query
+
+    def warm_up(self) -> None:
+        self.plans += 1
+        if self.holds_plan is not None:
+            self.holds_plan.wait(6 * SEEN_S)
 
     def start(self, offsets: Mapping[SourceName, int]) -> Stream:
         stream = Stream(self, offsets)
@@ -380,6 +387,22 @@ def test_partitions_that_come_or_go_have_both_readers_begin_anew(made: Callable[
     assert bench.next_stream().offsets == {A: 5, B: 2}
     wait_until(bench.ingest.is_reading, SEEN_S, "both are read")
     assert first.stopped.is_set() and not bench.failures
+
+
+@pytest.mark.fault("a query that is started anew in a JVM that has run one")
+def test_a_plan_is_compiled_in_advance_once_for_each_session(made: Callable[..., Bench]) -> None:
+    """A query that is started anew begins without the jobs of a first start: they would take the processor from
+    delivery for seconds."""
+    bench = made()
+    bench.begin()
+    bench.next_stream()
+    bench.ingest.begin_anew()
+    bench.next_stream()
+    assert bench.plans == 1
+    bench.ingest._queries._make_query = lambda _, receiver: bench.make_query(mock.Mock(), receiver)
+    bench.ingest.begin_anew()
+    bench.next_stream()
+    assert bench.plans == 2 and not bench.failures
 
 
 @pytest.mark.fault("a delay topic that takes larger records by now")

@@ -157,14 +157,13 @@ def jvm(bench: Bench) -> None:
 def backlog(bench: Bench) -> None:
     """A partition comes with a large backlog, and the query does not begin: the plain reader reads this one, too."""
     serving(bench)
-    bench.holds_plan = threading.Event()
+    bench.slots = 0
     with mock.patch.object(backlogs, "RECORDS_MAX", 1), capture_logs() as logs:
         come_back(bench, B, 0)
         bench.reads(A, 5)
         passed(bench, Wait.BACKLOG, lambda: bench.store.ends[B] == 3)
     assert bench.ingest.reader == "plain" and not bench.failures
     assert "plain-reader-takes-over" in {each["event"] for each in logs}
-    bench.holds_plan.set()
 
 
 def ends_of_quiet(bench: Bench) -> None:
