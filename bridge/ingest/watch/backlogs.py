@@ -37,15 +37,15 @@ class Backlogs:
 
     def left(self, run: int) -> frozenset[SourceName]:
         """The partitions that the plain reader leaves out now. They are chosen at the first call for a run; if all
-        partitions catch up, none is left out."""
+        partitions have a large backlog, none is left out."""
         if run == self._run and not self._left:
             return self._left
         at, committed = self._store.next_offsets(run), self._store.committed()
         behind = {n: at[n] for n in self._store.in_life(Life.CATCHING_UP) if n in at and n in committed}
         if run != self._run:
             self._run, self._slow = run, Laggards(Wait.BACKLOG.s)
-            large = (name for name, offset in behind.items() if committed[name].offset - offset > RECORDS_MAX)
-            self._left = frozenset(large if len(behind) < len(at) and self._can_start() else ())
+            large = {name for name, offset in behind.items() if committed[name].offset - offset > RECORDS_MAX}
+            self._left = frozenset(large if len(large) < len(at) and self._can_start() else ())
         waiting = {name: behind[name] for name in self._left if name in behind}
         if slow := self._slow.look(waiting, self._clock.monotonic_s()):
             log.warning("plain-reader-takes-over", waits_for=Wait.BACKLOG.waits_for, seconds=Wait.BACKLOG.s)
