@@ -51,7 +51,7 @@ from bridge.start.first_commits import GONE, StartFacts, StartPlan
 from bridge.start.identity_watch import IdentityWatch
 from bridge.start.index import Indexes, as_bridge_errors, drop_earlier, find_index, find_indexes, make_stores, openings
 from bridge.start.oldest import OldestRecords
-from bridge.start.retention import RetentionGuard, ingest_start, note_gone
+from bridge.start.retention import RetentionGuard, ingest_start, looked_into, note_gone
 from bridge.start.roll_window import Windows, decode_parameters_of, limits_of
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import Offsets, SourceName, texts_of
@@ -336,7 +336,9 @@ class Pipeline:
             if is_late or store is None or ingest is None or retention is None:
                 prepared.close()
                 return False
-            retention.expect(plan.states, plan.windows)
+            plan, gone = looked_into(plan, prepared)
+            retention.expect(plan.states, plan.windows, gone)
+            context.dispatcher.notes.note_plan(retention.gone, {name: plan.states[name] for name in plan.changed})
             self._epochs.update({name: state.epochs for name, state in plan.states.items()})
             context.on_plan(plan)
             expect(plan.states, _ends(plan))

@@ -18,9 +18,13 @@ FAR: Final = 100
 """Minutes until a message is due."""
 
 
-def begun(*written: tuple[tuple[str, int], int], owners: tuple[int, int, int] = (0, 0, 1)) -> Directories:
+def begun(
+    *written: tuple[tuple[str, int], int],
+    owners: tuple[int, int, int] = (0, 0, 1),
+    machine: Directories | None = None,
+) -> Directories:
     """Instance 0 has d, instance 1 has e; both run, and have read and flushed messages due after these minutes."""
-    machine = Directories()
+    machine = machine or Directories()
     machine.begin(owners=owners, earlier=set(), written=[*written])
     for here in machine.instances:
         machine._start(here)
@@ -82,14 +86,13 @@ def read_and_deliver(here: Instance) -> None:
 def finish(machine: Directories, refused: str | None = None) -> None:
     """`up`, and all messages of open partitions are delivered in the end."""
     up(machine, refused)
-    assert not machine.in_doubt & {m for name in NAMES for m in machine.broker.pending(name).values()}
+    opened = {name for each in machine.instances for name in each.opened()}
+    assert not machine.in_doubt & {message for name in opened for message in _pending(machine, name)}
     for minutes in (0, FAR // 2, WINDOW_MS // MINUTE_MS):
         machine.clock.advance(minutes * MINUTE_MS)
         for each in machine.instances:
             deliver(machine, each)
-    lost = {
-        name: pending for each in machine.instances for name in each.opened() if (pending := _pending(machine, name))
-    }
+    lost = {name: pending for name in opened if (pending := _pending(machine, name))}
     assert not lost, lost
     machine.teardown()
 
@@ -376,10 +379,41 @@ def changed_retention() -> None:
     finish(machine)
 
 
+def lowered_retention() -> None:
+    """The pending messages of a quiet partition may have been deleted: without the index, a start is refused, also
+    once the retention is raised again. After their delivery none is refused."""
+    for is_delivered, is_raised in ((False, False), (False, True), (True, False)):
+        machine = Directories()
+        machine.change_retention(2)
+        machine = begun((D, FAR), (D1, FAR), machine=machine)
+        here = machine.instances[0]
+        down(machine)
+        machine.change_retention(1)
+        machine.clock.advance(RETENTION_MS if is_delivered else MINUTE_MS)
+        if is_delivered:
+            up(machine)
+            read_and_deliver(here)
+            settle(machine, here)
+            machine.broker.starts[D] = 1
+            down(machine)
+            up(machine)  # with an index, and nothing to deliver
+            settle(machine, here)
+            down(machine)
+        machine.broker.starts[D] = 1
+        machine.lose_index(0, D, None)
+        machine.in_doubt.clear()
+        if is_raised:
+            up(machine, "DB-4012")
+            down(machine)
+            machine.change_retention(2)
+        finish(machine, None if is_delivered else "DB-4012")
+
+
 WALKS: Final = [
     deleted_with_the_owner_gone, deleted_and_the_index_lost, torn_mark, long_downtime, short_downtime, lost_index,
     moved_index, moved_partition, held_index, read_ahead, outrun, forgotten_offsets, reset_elsewhere,
     given_up_elsewhere, cut_elsewhere, damaged_checkpoint, damaged_segment, earlier_version, changed_retention,
+    lowered_retention,
 ]  # fmt: skip
 
 
