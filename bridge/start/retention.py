@@ -34,7 +34,8 @@ from bridge.start.oldest import Oldest, OldestRecords
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName, texts_of
-from bridge.stores.stores import Prepared, Stores
+from bridge.stores.opening import Prepared
+from bridge.stores.stores import Stores
 from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState, without_deleted
 from timerstore.clock import Clock
 

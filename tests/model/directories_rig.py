@@ -228,7 +228,7 @@ class Delivered:
 class Maintenance:
     """Flushes only, if it is in time."""
 
-    is_alive, disk_is_full, damaged = True, False, frozenset[SourceName]()
+    is_alive, disk_is_full = True, False
 
     def __init__(self, store: Stores, clock: ManualClock) -> None:
         self.store, self.clock = store, clock
