@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 import pytest
 
 from tests.model.directories_promises import Marks, flushable
-from tests.model.directories_rig import MINUTE_MS, NAMES, RETENTION_MS, WINDOW_MS, Instance, Message
+from tests.model.directories_rig import (
+    MINUTE_MS,
+    NAMES,
+    RETENTION_MS,
+    WINDOW_MS,
+    Crash,
+    Instance,
+    Message,
+    crashing_after,
+)
 from tests.model.test_directories import Directories
 from timerstore.disk import files
+from timerstore.errors import Corrupt
 
 D, D1, E = NAMES
 FAR: Final = 100
@@ -340,6 +351,26 @@ def damaged_segment() -> None:
     damaged_file(f"*{files.SEGMENT_SUFFIX}")
 
 
+def killed_with_a_file_aside() -> None:
+    """A running instance sets a damaged file aside, and ends before its partition is open again, behind each change of
+    files. The other partition's index is used."""
+    for count in range(6):
+        machine = begun((D, FAR), (D1, FAR), (E, FAR))
+        here = machine.instances[0]
+        [path] = here.path(D).glob(f"*{files.SEGMENT_SUFFIX}")
+        path.write_bytes(b"damaged")
+        machine.indexes.doubt([D])
+        assert here.store is not None
+        here.store.damage.set_aside(Corrupt("it fails its checksum", path=str(path)), machine.clock.now_ms())
+        here.context.on_held.assert_called_once_with()  # type: ignore[attr-defined]
+        if count:
+            with crashing_after(count), suppress(Crash):
+                here.rebase()
+                assert here.store.next_offsets() == {D: 0, D1: 1} and not here.store.damage.names
+        down(machine)
+        finish(machine)
+
+
 def earlier_version() -> None:
     """The index of an earlier version stays until all is read again, and while it is the only place of messages."""
     for is_marked in (False, True):
@@ -412,7 +443,8 @@ def lowered_retention() -> None:
 WALKS: Final = [
     deleted_with_the_owner_gone, deleted_and_the_index_lost, torn_mark, long_downtime, short_downtime, lost_index,
     moved_index, moved_partition, held_index, read_ahead, outrun, forgotten_offsets, reset_elsewhere,
-    given_up_elsewhere, cut_elsewhere, damaged_checkpoint, damaged_segment, earlier_version, changed_retention,
+    given_up_elsewhere, cut_elsewhere, damaged_checkpoint, damaged_segment,
+    killed_with_a_file_aside, earlier_version, changed_retention,
     lowered_retention,
 ]  # fmt: skip
 
