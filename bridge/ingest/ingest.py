@@ -79,7 +79,6 @@ class Ingest:
         suspects: Suspects,
         clock: Clock,
         metrics: Metrics,
-        on_corrupt: Callable[[], None],
         on_fatal: Callable[[BridgeError], None],
         has_outgrown: Callable[[Mapping[str, int]], bool] = lambda _: False,
         end_jvm: Callable[[], None] = lambda: None,
@@ -99,7 +98,7 @@ class Ingest:
         self._suspects = suspects
         self._clock = clock
         self._metrics = metrics
-        self._on_corrupt, self._on_fatal, self._has_outgrown = on_corrupt, on_fatal, has_outgrown
+        self._on_fatal, self._has_outgrown = on_fatal, has_outgrown
         self._end_jvm = end_jvm
         self._beats = beat
         self._watch = Watch(clock)
@@ -161,7 +160,7 @@ class Ingest:
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
-            guarded("ingest", run, clock=self._clock, on_corrupt=self._on_corrupt, on_fatal=self._fail)
+            guarded("ingest", run, on_fatal=self._fail)
         except Closed:
             self._fail(InternalError("the store is closed", hint="Please report this.", code="DB-7001"))
 

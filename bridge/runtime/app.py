@@ -71,7 +71,7 @@ class Notice(Enum):
 
     STOP = "a signal came, or the process must restart in place"
     REBASE = "the assignment changed"
-    REBUILD = "a segment is damaged, or the index must be opened with other limits"
+    REBUILD = "the index must be opened with other limits, or a topic takes larger copies"
 
 
 def run_bridge(settings: Settings, read: Callable[[], Settings], redact: Redactor) -> None:

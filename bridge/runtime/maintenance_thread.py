@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -25,7 +24,6 @@ from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatch
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
 from timerstore.errors import Closed, Corrupt, DiskFailure, DiskFull
-from timerstore.operations import recovery
 
 BUSY_WAIT_S: Final = 0.05
 IDLE_WAIT_S: Final = 0.5
@@ -43,8 +41,7 @@ log = structlog.get_logger("bridge.runtime.maintenance_thread")
 
 
 class MaintenanceThread:
-    """Runs `store.upkeep` until stopped. `on_corrupt` is called for a new one of `damaged`; `beat` is called before
-    each step, even an idle one."""
+    """Runs `store.upkeep` until stopped. `beat` is called before each step, even an idle one."""
 
     def __init__(
         self,
@@ -52,14 +49,12 @@ class MaintenanceThread:
         store: Stores,
         clock: Clock,
         metrics: Metrics,
-        on_corrupt: Callable[[], None],
         on_fatal: Callable[[BridgeError], None],
         beat: Beat = unwatched,
     ) -> None:
         self._store = store
         self._clock = clock
         self._metrics = metrics
-        self._on_corrupt = on_corrupt
         self._on_fatal = on_fatal
         self._beat = beat
         in_memory = store.limits.flush_bytes + store.limits.ready_rows_bytes
@@ -76,8 +71,6 @@ class MaintenanceThread:
         self._flush_s = 0.0
         self._compact_s = 0.0
         self.disk_is_full = False
-        self.damaged: frozenset[SourceName] = frozenset()
-        """Partitions whose indexes must be opened anew. The pipeline removes them."""
 
     def start(self) -> None:
         self._thread.start()
@@ -123,25 +116,17 @@ class MaintenanceThread:
 
     def _run(self) -> None:
         with suppress(Closed):
-            guarded("maintenance", self._work, clock=self._clock, on_corrupt=self._on_corrupt, on_fatal=self._on_fatal)
+            guarded("maintenance", self._work, on_fatal=self._on_fatal)
 
     def _work(self) -> None:
         while not self._stop.is_set():
             try:
                 wait_s = self._step()
             except Corrupt as corrupt:
-                self._set_aside(corrupt)
+                self._store.damage.set_aside(corrupt, self._clock.now_ms())
                 wait_s = IDLE_WAIT_S
             self._news.wait(wait_s)
             self._news.clear()
-
-    def _set_aside(self, corrupt: Corrupt) -> None:
-        """Set a damaged file aside. Until its partition is closed, each step finds it again."""
-        topic, partition = Path(corrupt.path).parts[-3:-1]
-        if (name := (topic, int(partition))) not in self.damaged:
-            log.error("segment-corrupt", report=recovery.set_aside(corrupt, self._clock.now_ms()))
-            self.damaged |= {name}
-            self._on_corrupt()
 
     def _step(self) -> float:
         self._beat()

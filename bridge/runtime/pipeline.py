@@ -51,11 +51,12 @@ from bridge.start.first_commits import GONE, StartFacts, StartPlan
 from bridge.start.identity_watch import IdentityWatch
 from bridge.start.index import Indexes, as_bridge_errors, drop_earlier, find_index, find_indexes, make_stores, openings
 from bridge.start.oldest import OldestRecords
-from bridge.start.retention import RetentionGuard, ingest_start, note_gone
+from bridge.start.retention import RetentionGuard, ingest_start, looked_into, note_gone
 from bridge.start.roll_window import Windows, decode_parameters_of, limits_of
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import Offsets, SourceName, texts_of
-from bridge.stores.stores import DELIVERS, Life, Prepared, Stores
+from bridge.stores.opening import Prepared
+from bridge.stores.stores import DELIVERS, Life, Stores
 from bridge.telemetry.health import Health, LongWork, Phase
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, START_S, Beat, Heartbeats, unwatched
 from bridge.telemetry.metrics import Metrics
@@ -148,7 +149,7 @@ class Pipeline:
         self._windows = plan.windows
         oldest = OldestRecords.of(context.settings, connector.jars, context.clock)
         self.retention = RetentionGuard(context.settings, plan.windows, context.clock, oldest, context.on_rebuild)
-        store = self.store = make_stores(directory, context.cluster, context.settings, plan)
+        store = self.store = make_stores(directory, context.cluster, context.settings, plan, context.on_held)
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
         ingest = self._ingest = self._make_ingest(store)
@@ -232,7 +233,7 @@ class Pipeline:
         """Deliver `owned`, the partitions of `member` that are not held, from now on. False if the pipeline must be
         replaced. Raises as `start`."""
         with self._changing:
-            damaged = frozenset() if self._maintenance is None else self._maintenance.damaged
+            damaged = frozenset() if self.store is None else self.store.damage.names
             if not self._follows or self._cancelled.is_set() or not self._owned & (owned - damaged):
                 return False
             if member.revocations < self._member.revocations:
@@ -287,7 +288,7 @@ class Pipeline:
         if not maintenance.pass_step(STEP_S):
             self._context.on_held()
             return True
-        maintenance.damaged -= come
+        store.damage.forget(come)
         indexes = find_indexes(directory, come, self._context.clock.now_ms())
         plan = self._plan(directory, indexes, come, member)
         if plan is None:
@@ -336,7 +337,9 @@ class Pipeline:
             if is_late or store is None or ingest is None or retention is None:
                 prepared.close()
                 return False
-            retention.expect(plan.states, plan.windows)
+            plan, gone = looked_into(plan, prepared)
+            retention.expect(plan.states, plan.windows, gone)
+            context.dispatcher.notes.note_plan(retention.gone, {name: plan.states[name] for name in plan.changed})
             self._epochs.update({name: state.epochs for name, state in plan.states.items()})
             context.on_plan(plan)
             expect(plan.states, _ends(plan))
@@ -461,7 +464,7 @@ class Pipeline:
         context = self._context
         return MaintenanceThread(
             store=store, clock=context.clock, metrics=context.metrics,
-            on_corrupt=context.on_held, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
+            on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
         )  # fmt: skip
 
     def _make_ingest(self, store: Stores) -> Ingest:
@@ -485,7 +488,7 @@ class Pipeline:
             log_starts=lambda names: {
                 name: mark.start for name, mark in context.cluster.watermarks(sorted(names)).items()
             },
-            clock=clock, metrics=context.metrics, on_corrupt=context.on_rebuild, on_fatal=context.on_fatal,
+            clock=clock, metrics=context.metrics, on_fatal=context.on_fatal,
             has_outgrown=has_outgrown, end_jvm=end_jvm,
             beat=context.hearts.watch(INGEST, CALLS_S), beat_query=context.hearts.watch(QUERY, SPARK_S),
         )  # fmt: skip

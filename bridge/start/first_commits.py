@@ -24,7 +24,7 @@ from typing import Final
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Watermarks
-from bridge.start.roll_window import TopicLimits, Windows
+from bridge.start.roll_window import ROLL_WINDOW_MS_MAX, TopicLimits, Windows
 from bridge.stores.names import SourceName
 from bridge.wire.committed_state import (
     RESET,
@@ -34,6 +34,7 @@ from bridge.wire.committed_state import (
     initial_state,
     largest_roll_window_ms,
     merged,
+    widest_deleted_ms,
 )
 from bridge.wire.decode_epochs import DecodeParameters
 
@@ -114,17 +115,21 @@ class StartPlan:
     """The plan of a start.
 
     By owned partition: `states` are the committed states with the decode epochs from now on; `log_marks` are the start
-    and end of the log; `log_starts` are the offsets from which the log counts for the index. By delay topic: `windows`,
-    and `spare_ms`, the longest downtime before unfinished records are deleted (absent: unlimited). `gives_up_index`:
-    partitions with messages in the index, perhaps, that an operator has given up (`delay-bridge reset-offsets`).
+    and end of the log; `log_starts` are the offsets from which the log counts for the index. `widest_ms` is the largest
+    W of its deleted records (0: none is deleted), and `spare_ms` the longest downtime before unfinished records are
+    deleted: 0 or less, if the topic's retention does not explain their deletion; absent, if it is unlimited. By delay
+    topic: `windows`. `gives_up_index`: partitions with messages in the index, perhaps, that an operator has given up
+    (`delay-bridge reset-offsets`). `changed`: partitions with other decode epochs than the committed ones.
     """
 
     states: Mapping[SourceName, CommittedState]
     log_marks: Mapping[SourceName, Watermarks]
     log_starts: Mapping[SourceName, int]
     windows: Mapping[str, Windows]
-    spare_ms: Mapping[str, int]
+    widest_ms: Mapping[SourceName, int]
+    spare_ms: Mapping[SourceName, int]
     gives_up_index: frozenset[SourceName]
+    changed: frozenset[SourceName] = frozenset()
     pauses: Said = ()
     """The pauses of targets, merged from all partitions."""
 
@@ -190,19 +195,31 @@ def _plan(
     # For a partition that was once given up, records outside the index do not count, wherever its log begins.
     kept = covered.keys() - gives_up
     given_up = {name for name, state in states.items() if state.first_offset and name not in kept}
+    widest_ms = {name: widest_deleted_ms(facts.committed[name].epochs, mark.start) for name, mark in marks.items()}
+    spare_ms = {
+        name: spare
+        for name, widest in widest_ms.items()
+        if name[0] in facts.limits and (spare := _spare_ms(facts.limits[name[0]], widest)) is not None
+    }
     return StartPlan(
         states=states,
         log_marks=marks,
         log_starts={name: 0 if name in given_up else mark.start for name, mark in marks.items()},
         windows=windows,
-        spare_ms={
-            topic: limits.retention_ms - windows[topic].largest_ms
-            for topic, limits in facts.limits.items()
-            if limits.retention_ms >= 0
-        },
+        widest_ms=widest_ms,
+        spare_ms=spare_ms,
         gives_up_index=frozenset(gives_up),
+        changed=frozenset(name for name, state in states.items() if state.epochs != facts.committed[name].epochs),
         pauses=merged(pause for state in facts.committed.values() for pause in state.pauses),
     )
+
+
+def _spare_ms(limits: TopicLimits, widest_ms: int) -> int | None:
+    """See `StartPlan.spare_ms`. A W above a week is that of a longer retention than an unlimited one explains: it was
+    lower for a time."""
+    if limits.retention_ms < 0:
+        return 0 if widest_ms > ROLL_WINDOW_MS_MAX else None
+    return limits.retention_ms - widest_ms
 
 
 def _must_be_this_topic(topic: str, facts: TopicFacts, committed: Mapping[int, CommittedState]) -> None:

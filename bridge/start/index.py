@@ -16,7 +16,8 @@ from bridge.start.facts import states_of_others
 from bridge.start.first_commits import StartPlan
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName
-from bridge.stores.stores import Life, Opening, Stores
+from bridge.stores.opening import Opening
+from bridge.stores.stores import Life, Stores
 from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError
 from timerstore.limits import Limits
 from timerstore.operations import recovery
@@ -111,11 +112,14 @@ def openings(indexes: Indexes, plan: StartPlan, now_ms: int) -> dict[SourceName,
     }
 
 
-def make_stores(directory: StoreDirectory, cluster: Cluster, settings: Settings, plan: StartPlan) -> Stores:
+def make_stores(
+    directory: StoreDirectory, cluster: Cluster, settings: Settings, plan: StartPlan, on_damage: Callable[[], None]
+) -> Stores:
     """None of which is open yet; numbers are for all partitions of the delay topics."""
     topics = cluster.topics(sorted(settings.delay_topics))
     partitions = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
-    return Stores(directory, partitions, _limits(settings, max(each.cancels_ms for each in plan.windows.values())))
+    limits = _limits(settings, max(each.cancels_ms for each in plan.windows.values()))
+    return Stores(directory, partitions, limits, on_damage)
 
 
 def _limits(settings: Settings, window_ms: int) -> Limits:

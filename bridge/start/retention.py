@@ -34,8 +34,9 @@ from bridge.start.oldest import Oldest, OldestRecords
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName, texts_of
+from bridge.stores.opening import Prepared
 from bridge.stores.stores import Stores
-from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState
+from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState, without_deleted
 from timerstore.clock import Clock
 
 REFRESH_INTERVAL_S: Final = 60.0
@@ -76,29 +77,42 @@ def must_hold_what_is_pending(
     cluster: Cluster,
     offsets: Mapping[SourceName, int],
     marks: Mapping[SourceName, Watermarks],
-    spare_ms: Mapping[str, int],
+    spare_ms: Mapping[SourceName, int],
+    widest_ms: Mapping[SourceName, int],
     now_ms: int,
     note_gone: NoteGone = lambda _: None,
 ) -> None:
-    """Refuse a start without an index if pending messages were deleted from the topic while the bridge was down.
+    """Refuse a start without an index if pending messages may have been deleted from the topic.
 
-    `offsets` are the committed O of partitions with a deleted beginning and without an index. `spare_ms` is the
-    retention minus the largest W, by topic with a retention. After a longer downtime, unfinished records were deleted.
-    The first unread record tells the length of the downtime. `note_gone` is called with these partitions first; not for
-    a retention below W, which is no sign of a downtime. Raises StateError.
+    `offsets` are the committed O of partitions with a deleted beginning and without an index; see `StartPlan` for
+    `spare_ms` and `widest_ms`. `note_gone` is called with these partitions first. Raises StateError.
+
+        spare time    messages may be gone
+        > 0           after a longer downtime, as the first unread record tells; without unread records the downtime is
+                      unknown
+        <= 0          if the oldest record that is left is younger than W: the deleted ones are older than that one, and
+                      the retention was lowered. If it is older than W, after any downtime
     """
-    gone = []
-    for topic, spare in spare_ms.items():
-        mine = sorted(name for name in offsets if name[0] == topic)
-        recent = cluster.first_after(mine, now_ms - max(0, spare)) if mine else {}
-        # All unread records may be older than that; without unread records the downtime is unknown.
-        gone += [
-            name for name, after in recent.items() if offsets[name] < (marks[name].end if after is None else after)
-        ]
+    gone, lasting = [], []
+    for name in sorted(offsets.keys() & spare_ms.keys()):
+        spare, end = spare_ms[name], marks[name].end
+        recent = cluster.first_after([name], now_ms - max(0, spare))[name]
+        is_down = offsets[name] < (end if recent is None else recent)
+        is_short = spare <= 0 and _begins_after(cluster, name, now_ms - widest_ms[name])
+        gone += [name] * (is_down or is_short)
+        lasting += [name] * (is_short or (is_down and spare > 0))
     if not gone:
         return
-    note_gone([name for name in gone if spare_ms[name[0]] > 0])
-    raise _gone(gone[0], marks[gone[0]], down_for_more_than=format_duration_ms(max(0, spare_ms[gone[0][0]])))
+    note_gone(lasting)
+    first = gone[0]
+    if spare_ms[first] > 0:
+        raise _gone(first, marks[first], down_for_more_than=format_duration_ms(spare_ms[first]))
+    raise _gone(first, marks[first], window_of_deleted=format_duration_ms(widest_ms[first]))
+
+
+def _begins_after(cluster: Cluster, name: SourceName, time_ms: int) -> bool:
+    """Whether a log has no record from before this time."""
+    return cluster.first_after([name], 0) == cluster.first_after([name], time_ms)
 
 
 def must_hold_what_is_gone(
@@ -138,8 +152,23 @@ def ingest_start(
     must_hold_what_is_gone(plan.states, held, plan.log_marks)
     start, unheld = plan.ingest_start(resume, held)
     marks = {name: plan.log_marks[name] for name in unheld}
-    must_hold_what_is_pending(cluster, unheld, marks, plan.spare_ms, now_ms, note_gone)
+    must_hold_what_is_pending(cluster, unheld, marks, plan.spare_ms, plan.widest_ms, now_ms, note_gone)
     return start
+
+
+def looked_into(plan: StartPlan, prepared: Prepared) -> tuple[StartPlan, dict[SourceName, int]]:
+    """A plan after a look into the open indexes, and the offsets below which messages may be in an index alone. It
+    concerns partitions whose retention does not explain their deleted records. An index without pending messages of
+    such records proves that none is pending, and the windows of these records are forgotten."""
+    starts = {name: plan.log_marks[name].start for name, spare in plan.spare_ms.items() if spare <= 0}
+    gone = {name: start for name, start in starts.items() if prepared.stores[name].may_hold_below(start)}
+    states = {
+        name: replace(state, epochs=without_deleted(state.epochs, starts[name] + 1))
+        for name, state in plan.states.items()
+        if name in starts.keys() - gone.keys()
+    }
+    changed = {name for name, state in states.items() if state.epochs != plan.states[name].epochs}
+    return replace(plan, states={**plan.states, **states}, changed=plan.changed | changed), gone
 
 
 def note_gone(
@@ -195,16 +224,24 @@ class RetentionGuard:
         self._told: dict[str, object] = {}
 
     def expect(
-        self, states: Mapping[SourceName, CommittedState], windows: Mapping[str, Windows] = MappingProxyType({})
+        self,
+        states: Mapping[SourceName, CommittedState],
+        windows: Mapping[str, Windows] = MappingProxyType({}),
+        gone: Mapping[SourceName, int] = MappingProxyType({}),
     ) -> None:
-        """Take the facts about new partitions from their committed states. Records of theirs may have a longer W."""
+        """Take the facts about new partitions from their committed states. Records of theirs may have a longer W. Below
+        the offsets `gone` unfinished ones may be gone."""
         longest = {topic: max(each.largest_ms, self._windows[topic].largest_ms) for topic, each in windows.items()}
         self._windows = {
             topic: replace(each, largest_ms=longest.get(topic, each.largest_ms))
             for topic, each in self._windows.items()
         }
         self._roll_bytes |= {name[0]: state.epochs[-1].parameters.roll_bytes_max for name, state in states.items()}
-        self.gone = {**self.gone, **{name: state.gone_below for name, state in states.items() if state.gone_below}}
+        self.gone = {
+            **self.gone,
+            **{name: state.gone_below for name, state in states.items() if state.gone_below},
+            **gone,
+        }
 
     def refresh(
         self,

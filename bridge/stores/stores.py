@@ -34,20 +34,20 @@ import numpy as np
 import pyarrow as pa
 
 from bridge.stores import search
+from bridge.stores.damage import Damage
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.loan import Lender, Loan
 from bridge.stores.names import NamedPosition, SourceName, Sources
+from bridge.stores.opening import Opening, Prepared
 from bridge.stores.search import Originals, Page, Query, StoresExport
 from bridge.stores.upkeep import Upkeep
 from timerstore.budget import Budgets
-from timerstore.errors import Closed, Misuse
+from timerstore.errors import Closed, Corrupt, Misuse
 from timerstore.limits import Limits
 from timerstore.memory.batch import RowBatch
 from timerstore.memory.sorted_runs import select
 from timerstore.operations.find import ORIGINALS_MAX, ROWS_MAX, SCANNED_ROWS_MAX, Count
-from timerstore.operations.recovery import Found
 from timerstore.operations.stats import Stats, Trimmed
-from timerstore.rows.cuts import Cuts
 from timerstore.rows.entry import ENTRY, payload_of
 from timerstore.rows.position import AT_MIN, Progress
 from timerstore.store import TimerStore
@@ -104,54 +104,21 @@ class _Entry:
         self.lender.is_held, self.lender.is_for_commands = life is Life.HELD, life is Life.COMMANDS_FIRST
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """The arguments of `TimerStore.open` for one partition."""
-
-    found: Found
-    committed: Progress
-    log_start: int
-    cuts: Cuts = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Open stores, before `Stores.add`."""
-
-    stores: Mapping[SourceName, TimerStore]
-
-    def resume_offsets(self) -> dict[SourceName, int | None]:
-        """The first offset that ingest reads of each: O_c; None: the log's start."""
-        return {name: store.resume_offset() for name, store in self.stores.items()}
-
-    def held_below(self) -> dict[SourceName, int]:
-        """For each partition, the offset below which its index has all pending rows that Kafka has lost."""
-        return {name: store.held_below() for name, store in self.stores.items()}
-
-    def start_at(self, offsets: Mapping[SourceName, int], log_ends: Mapping[SourceName, int]) -> None:
-        """Set the first expected offsets. `log_ends` are the logs' ends after the read of the committed states: below
-        them there may be copies that another process wrote."""
-        for name, store in self.stores.items():
-            store.start_at(offsets[name], log_ends[name])
-
-    def behind(self) -> int:
-        """The number of offsets up to the committed O."""
-        return sum(max(0, each.committed.offset - each.next_offset) for each in self.stores.values())
-
-    def close(self) -> None:
-        """Close the stores, which were not added."""
-        for store in self.stores.values():
-            store.close()
-
-
 class Stores:
     """See the module. Any thread may call every public method, unless its docstring says otherwise."""
 
-    def __init__(self, directory: StoreDirectory, partitions: Iterable[SourceName], limits: Limits) -> None:
-        """`partitions` are all partitions of the delay topics. This object releases the directory's lock."""
+    def __init__(
+        self,
+        directory: StoreDirectory,
+        partitions: Iterable[SourceName],
+        limits: Limits,
+        on_damage: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`partitions` are all partitions of the delay topics. This object releases the directory's lock. `on_damage`
+        is called for a new one of `damage.names`."""
         self.directory = directory
         self.sources = Sources(partitions)
-        self.limits = limits
+        self.limits, self.damage = limits, Damage(on_damage)
         self._budgets = Budgets(limits)
         self.reports: tuple[str, ...] = ()
         """Mended faults of directories, as sentences for the operator."""
@@ -258,7 +225,7 @@ class Stores:
     def read_again(self) -> None:
         """Begin a new run if it is due for partitions that were held without room, and now have room and no hold: they
         are read from their next offsets."""
-        entries = self._entries.values()
+        entries = [each for name, each in self._entries.items() if name not in self.damage.names]
         if any(each.since > self.run and each.life is not Life.HELD and each.store.has_room() for each in entries):
             self._begin_run()
 
@@ -291,12 +258,12 @@ class Stores:
         parts = self._parts(entries)
         for entry, _ in reached:  # before the first take, as they share the room
             if not entry.store.has_room():
-                with self._unless_left(entry):
+                with self._unless_left(entry, now_ms):
                     entry.store.wait_for_room(partial(self._must_not_wait, entry, beat))
         for entry, end in reached:
             if entry.since > run:
                 continue
-            with self._unless_left(entry):
+            with self._unless_left(entry, now_ms):
                 batch = parts.get(entry.lender.source, _NOTHING)
                 taken += entry.store.take_in(batch, end, now_ms, partial(self._must_not_wait, entry, beat))
                 if entry.life is Life.CATCHING_UP and entry.store.is_caught_up():
@@ -304,13 +271,17 @@ class Stores:
         return taken
 
     @contextmanager
-    def _unless_left(self, entry: _Entry) -> Iterator[None]:
+    def _unless_left(self, entry: _Entry, now_ms: int) -> Iterator[None]:
         """A context that takes in rows. It leaves out a store that was closed because its partition has left, and until
-        the next run the store of a held partition without room."""
+        the next run the store of a held partition without room, or one with a damaged file."""
         try:
             yield
         except _HeldWithoutRoom:
             entry.since = self.run + 1
+        except Corrupt as corrupt:  # a cancel by origin reads segments
+            entry.since = self.run + 1
+            if self._entries.get(entry.name) is entry:
+                self.damage.set_aside(corrupt, now_ms)
         except Closed:
             if self._entries.get(entry.name) is entry:
                 raise

@@ -35,6 +35,7 @@ Pure: no IO, no clock.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -438,7 +439,8 @@ def amend_epochs(
 
     If the newest parameters are not `current`, an epoch is added at the committed O: no record from there on is
     finished, so they may all be read anew. The epoch need not be committed first: after a failure before the next
-    transaction O is unchanged, and the next start decides again. Epochs that end before `log_start` are dropped.
+    transaction O is unchanged, and the next start decides again. Epochs without a record in the log are dropped, but
+    for that of the last deleted record.
     """
     if not epochs:
         return (DecodeEpoch(offset=0, parameters=current),)
@@ -448,9 +450,18 @@ def amend_epochs(
         amended = [epoch for epoch in amended if epoch.offset < committed_offset]
         if not amended or amended[-1].parameters != current:
             amended.append(DecodeEpoch(offset=committed_offset, parameters=current))
-    while len(amended) > 1 and amended[1].offset <= log_start:
-        del amended[0]
-    return (DecodeEpoch(offset=0, parameters=amended[0].parameters), *amended[1:])
+    return without_deleted(tuple(amended), log_start)
+
+
+def without_deleted(epochs: DecodeEpochs, below: int) -> DecodeEpochs:
+    """The decode epochs without those that end before this offset."""
+    first = max(0, bisect_left(epochs, below, key=lambda epoch: epoch.offset) - 1)
+    return (replace(epochs[first], offset=0), *epochs[first + 1 :])
+
+
+def widest_deleted_ms(epochs: DecodeEpochs, log_start: int) -> int:
+    """The largest roll window of a deleted record, in ms (0: none is deleted)."""
+    return max((each.parameters.roll_window_ms for each in epochs if each.offset < log_start), default=0)
 
 
 def goes_back(before: DecodeEpochs, amended: DecodeEpochs) -> bool:

@@ -33,7 +33,8 @@ from bridge.start.facts import gather as gather_facts
 from bridge.start.facts import plan_start
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName
-from bridge.stores.stores import Opening, Stores
+from bridge.stores.opening import Opening
+from bridge.stores.stores import Stores
 from bridge.telemetry.counts import Counts
 from bridge.telemetry.heartbeats import Heartbeats
 from bridge.telemetry.metrics import Metrics

@@ -52,6 +52,8 @@ class Message:
 
     record: Record
     topic_id: str
+    window_ms: int = 0
+    """The roll window that it was read with; 0: it is unread."""
     is_delivered: bool = False
     is_given_up: bool = False
     """By an operator, or with its topic."""
@@ -98,11 +100,14 @@ class Broker:
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
+        self.retention_ms = RETENTION_MS
         self.ids = {topic: f"{topic}-1" for topic in PARTITIONS}
         self.logs: dict[SourceName, list[Message]] = {name: [] for name in NAMES}
         self.starts = dict.fromkeys(NAMES, 0)
         self.commits: dict[SourceName, tuple[int, str]] = {}
         self.owners: dict[SourceName, int] = {}
+        self.silent: set[SourceName] = set()
+        """The partitions without a leader."""
 
     # ---- what happens to it
 
@@ -131,7 +136,7 @@ class Broker:
         return {name: self.ids[name] for name in names}
 
     def topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        return {name: {"retention.ms": str(RETENTION_MS)} for name in names}
+        return {name: {"retention.ms": str(self.retention_ms)} for name in names}
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic]:
         return {
@@ -139,8 +144,9 @@ class Broker:
             for name in names
         }
 
-    def watermarks(self, names: Iterable[SourceName], *, of_all: bool = True) -> dict[SourceName, Watermarks]:  # noqa: ARG002
-        return {name: Watermarks(start=self.starts[name], end=len(self.logs[name])) for name in names}
+    def watermarks(self, names: Iterable[SourceName], *, of_all: bool = True) -> dict[SourceName, Watermarks]:
+        found = {name: Watermarks(start=self.starts[name], end=len(self.logs[name])) for name in names}
+        return {name: marks for name, marks in found.items() if of_all or name not in self.silent}
 
     def committed(self, _: str, names: Iterable[SourceName]) -> dict[SourceName, tuple[int, str]]:
         return {name: self.commits[name] for name in names if name in self.commits}
@@ -222,7 +228,7 @@ class Delivered:
 class Maintenance:
     """Flushes only, if it is in time."""
 
-    is_alive, disk_is_full, damaged = True, False, frozenset[SourceName]()
+    is_alive, disk_is_full = True, False
 
     def __init__(self, store: Stores, clock: ManualClock) -> None:
         self.store, self.clock = store, clock
@@ -271,8 +277,8 @@ class Instance:
         )
         self.is_running = False
         self.pipeline: ScriptedPipeline | None = None
-        self.refusals: set[str] = set()
-        """The codes of all refusals since the last step of the test."""
+        self.refusals: list[BridgeError] = []
+        """All refusals since the last step of the test."""
         self.refusal: BridgeError | None = None
         """The reason for the end of the last process."""
 
@@ -297,7 +303,7 @@ class Instance:
             try:
                 return self._follow(anew=anew)
             except BridgeError as error:
-                self.refusals.add(error.code)
+                self.refusals.append(error)
                 delivered = frozenset() if self.pipeline is None else self.pipeline.owned
                 if not self.identity.refuse(error, self.member.assignment(), delivered):
                     self.refusal = error
@@ -407,19 +413,31 @@ class Instance:
         found: dict[SourceName, set[int]] = {name: set() for name in self.opened()}
         for row in self.store.find(Query(), self.broker.clock.now_ms(), limit=1_000).rows:
             found[row.topic, row.partition].add(row.offset)
+            message = self.broker.logs[row.topic, row.partition][row.offset]
+            assert message.record.due_ms == row.due_ms, f"{row} is another message than {message}"
         return found
 
     # ---- its directory
 
-    def index(self, name: SourceName) -> checkpoints.Checkpoint | None:
-        """The checkpoint of a partition, if it is readable and of this topic."""
-        path = self.directory / name[0] / str(name[1])
+    def path(self, name: SourceName) -> Path:
+        """The directory of a partition's index."""
+        return self.directory / name[0] / str(name[1])
+
+    def log_id(self, name: SourceName) -> str:
+        """The identity of a partition's log now."""
+        return f"{self.broker.ids[name[0]]}/{name[1]}"
+
+    def checkpoint(self, name: SourceName) -> checkpoints.Checkpoint | None:
+        """The checkpoint of a partition, if it is readable."""
         try:
-            found = checkpoints.read(path)
+            return checkpoints.read(self.path(name))
         except Corrupt:
             return None
-        log_id = f"{self.broker.ids[name[0]]}/{name[1]}"
-        return found if found is not None and found.identity.log_id == log_id else None
+
+    def index(self, name: SourceName) -> checkpoints.Checkpoint | None:
+        """The checkpoint of a partition, if it is readable and of this topic."""
+        found = self.checkpoint(name)
+        return found if found is not None and found.identity.log_id == self.log_id(name) else None
 
     def has_index_of_earlier_version(self) -> bool:
         return (self.directory / files.CHECKPOINT).exists()

@@ -16,11 +16,12 @@ import pyarrow as pa
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.loan import Loan, Rows
 from bridge.stores.names import NAMED_ENTRY, SourceName
+from bridge.stores.opening import Opening, Prepared
 from bridge.stores.search import SCHEMA as SCHEMA
 from bridge.stores.search import PendingRow as PendingRow
 from bridge.stores.search import Query as Query
 from bridge.stores.search import StoresExport as StoresExport
-from bridge.stores.stores import Life, Opening, Prepared, Stores
+from bridge.stores.stores import Life, Stores
 from bridge.stores.upkeep import StoreWindow
 from tests.unit.timerstore.entries import Record, entries
 from timerstore.budget import Budgets

@@ -4,8 +4,11 @@ upgraded and damaged, while Kafka deletes records and forgets offsets.
 A message is pending until it is delivered, or an operator gives it up. What must hold:
 
     each open partition that is read to its end has exactly the pending messages (none is lost, none comes again)
-    a start that cannot have that is refused, with a documented code
-    an index with messages that are nowhere else stays, once the committed state says that their records are gone
+    a start that cannot have that is refused, with a documented code, and no other start is (`Refusals`)
+    a valid index is used: nothing that it covers is read again (`Indexes`)
+    the committed state says below which offset messages are in an index alone, and such an index stays; others leave
+
+The walks of test_directory_walks.py always take place; the machine looks for other ones.
 
 Not walked: messages whose records Kafka deletes while no instance has their partition (retention limits downtime).
 """
@@ -31,6 +34,7 @@ from bridge.start.roll_window import decode_parameters, limits_of
 from bridge.stores.names import SourceName
 from bridge.wire.committed_state import initial_state
 from tests.manual_clock import ManualClock
+from tests.model.directories_promises import Decoding, Indexes, Left, Marks, Refusals, flushable
 from tests.model.directories_rig import (
     MINUTE_MS,
     NAMES,
@@ -47,9 +51,6 @@ from tests.profiles import of_a_machine, timeout_s
 from timerstore.disk import files
 
 INSTANCES: Final = 2
-REFUSALS: Final = {"DB-3010", "DB-4001", "DB-4002", "DB-4011", "DB-4012", "DB-4014", "DB-4015"}
-"""The documented ones that these rules can lead to."""
-
 instances = st.integers(0, INSTANCES - 1)
 names = st.sampled_from(NAMES)
 topics = st.sampled_from(sorted(PARTITIONS))
@@ -71,6 +72,8 @@ class Directories(RuleBasedStateMachine):
         """Old indexes of upgraded instances."""
         self.refusals: set[str] = set()
         """Of resets."""
+        self.warranted, self.indexes = Refusals(self.broker), Indexes(self.broker)
+        self.decoding, self.left = Decoding(self.broker), Left(self.broker)
         self.in_doubt: set[Message] = set()
         """Messages whose fate nobody can know, after one more failure than the bridge allows for."""
 
@@ -163,6 +166,7 @@ class Directories(RuleBasedStateMachine):
     @rule(instance=instances, limit=st.one_of(st.none(), st.integers(1, 3)))
     def read(self, instance: int, limit: int | None) -> None:
         here = self.pick(instance, is_running=True)
+        self.decoding.note(here)
         here.read(limit)
         if limit is None:
             self._must_be_whole(here)
@@ -180,7 +184,10 @@ class Directories(RuleBasedStateMachine):
     @precondition(lambda self: self.of_state(is_running=True))
     @rule(instance=instances)
     def flush(self, instance: int) -> None:
-        self.pick(instance, is_running=True).flush()
+        here = self.pick(instance, is_running=True)
+        here.flush()
+        ends = flushable(here)
+        self.indexes.must_be_flushed(here, ends, ends)
 
     def _must_be_whole(self, here: Instance) -> None:
         """A partition that is read to its end has exactly the pending messages."""
@@ -212,12 +219,20 @@ class Directories(RuleBasedStateMachine):
         had_index = {name for name in NAMES if any(here.index((name[0], p)) for p in range(PARTITIONS[name[0]]))}
         had_index |= {name for name in self.old_indexes.get(here.number, {}) if here.has_index_of_earlier_version()}
         here.member.first_commits.clear()
-        here.refusals = set()
+        here.refusals = []
+        covered, before = self.indexes.covered(here), here.store
+        came = here.opened()
         try:
             step()
         finally:
             self._note_first_use(here, had_index)
-        assert here.refusals <= REFUSALS, here.refusals
+        came = here.opened() - (came if here.store is before else frozenset())
+        self.left.use(here)
+        for error in here.refusals:
+            assert self.warranted.is_warranted(here, error, covered), f"{error} though the indexes reach to {covered}"
+        self.indexes.must_be_used(here, covered, came)
+        if here.is_running:
+            assert here.opened() == here.identity.without(here.member.assignment())
 
     def _note_first_use(self, here: Instance, had_index: set[SourceName]) -> None:
         """Without any trace of earlier deliveries here, all messages come again."""
@@ -243,8 +258,10 @@ class Directories(RuleBasedStateMachine):
     @rule(instance=instances, is_orderly=st.booleans())
     def end(self, instance: int, is_orderly: bool) -> None:
         here = self.pick(instance, is_running=True)
+        ends = flushable(here)
         if is_orderly:
             here.stop()
+            self.indexes.must_be_flushed(here, ends, ends)
         else:
             here.crash()
 
@@ -267,8 +284,11 @@ class Directories(RuleBasedStateMachine):
         owner = self.broker.owners[name]
         if owner == to:
             return
-        if self.instances[owner].is_running:
-            self.instances[owner].revoke(frozenset([name]), in_time=in_time)
+        here = self.instances[owner]
+        if here.is_running:
+            ends = flushable(here)
+            here.revoke(frozenset([name]), in_time=in_time)
+            self.indexes.must_be_flushed(here, {name} & ends.keys() if in_time else (), ends)
         self.broker.owners[name] = to
         for each in (self.instances[owner], self.instances[to]):
             if each.is_running:
@@ -285,12 +305,10 @@ class Directories(RuleBasedStateMachine):
             self._remove_left(each)
 
     def _remove_left(self, here: Instance) -> None:
-        if here.store is None:
-            return
         before = {name: here.index(name) for name in NAMES}
-        here.store.remove_left(self.clock.now_ms())
-        for name, index in before.items():
-            if index is None or here.index(name) is not None:
+        for name in self.left.leave(here):
+            index = before[name]
+            if index is None:
                 continue
             elsewhere = set().union(*(each.pending().get(name, ()) for each in self.instances))
             covered = max((self._covered(each, name) for each in self.instances if each is not here), default=0)
@@ -309,6 +327,7 @@ class Directories(RuleBasedStateMachine):
         looks before it ends."""
         self.clock.advance(RETENTION_MS)
         owner, log, start = self.instances[self.broker.owners[name]], self.broker.logs[name], self.broker.starts[name]
+        self.decoding.note(owner)
         owner.read()
         self.broker.starts[name] = start + round(share * len(log[start:]))
         if name in owner.opened():
@@ -317,6 +336,12 @@ class Directories(RuleBasedStateMachine):
                 owner.look()
                 owner.deliver(0)
                 owner.flush()
+                Marks.must_stand(owner, self.broker)
+
+    @rule(days=st.integers(1, 2))
+    def change_retention(self, days: int) -> None:
+        """Of the topics; W follows at the next starts."""
+        self.broker.retention_ms = days * RETENTION_MS
 
     @rule()
     def a_day_passes(self) -> None:
@@ -334,6 +359,7 @@ class Directories(RuleBasedStateMachine):
         for name in NAMES:
             if name[0] == topic and partition in (None, name[1]):
                 self.broker.commits.pop(name, None)
+                self.indexes.doubt([name])
 
     @rule(topic=topics)
     def make_topic_again(self, topic: str) -> None:
@@ -343,6 +369,7 @@ class Directories(RuleBasedStateMachine):
         for name in NAMES:
             if name[0] == topic:
                 self.broker.logs[name], self.broker.starts[name] = [], 0
+                self.indexes.doubt([name])
 
     @precondition(lambda self: self.of_state(is_running=False))
     @rule(instance=instances, name=names, index=st.integers(0, 5), is_cut=st.booleans())
@@ -356,7 +383,23 @@ class Directories(RuleBasedStateMachine):
         path = found[index % len(found)]
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2] if is_cut else b"\0" * len(content))
+        self.indexes.doubt([name], [here.number])
         self.in_doubt |= {m for offset, m in self.broker.gone(name).items() if offset >= self._marked(name)}
+
+    @precondition(lambda self: not self.of_state(is_running=True))
+    @rule(instance=instances, name=names, to=st.one_of(st.none(), st.tuples(instances, names)))
+    def lose_index(self, instance: int, name: SourceName, to: tuple[int, SourceName] | None) -> None:
+        """The index of a partition is lost, or it is moved into the directory of another one."""
+        lost = self.instances[instance].path(name)
+        places = [(name, lost)] if to is None else [(name, lost), (to[1], self.instances[to[0]].path(to[1]))]
+        for each, _ in places:
+            self.in_doubt |= {m for offset, m in self.broker.gone(each).items() if offset >= self._marked(each)}
+        if lost.is_dir() and places[-1][1] != lost:
+            shutil.rmtree(places[-1][1], ignore_errors=True)
+            places[-1][1].parent.mkdir(parents=True, exist_ok=True)
+            lost.rename(places[-1][1])
+        elif to is None:
+            shutil.rmtree(lost, ignore_errors=True)
 
     @rule(topic=topics, to=st.sampled_from(["earliest", "latest", "committed"]), on=instances)
     def reset(self, topic: str, to: Any, on: int) -> None:
@@ -387,6 +430,8 @@ class Directories(RuleBasedStateMachine):
                 self.refusals.add(error.code)
                 return
         self.clock.advance(MINUTE_MS)
+        self.indexes.doubt(mine)
+        self.decoding.forget(mine)
         for name in mine:
             for message in self.broker.logs[name]:
                 is_gone = message.offset < self.broker.starts[name]
@@ -432,4 +477,4 @@ class Directories(RuleBasedStateMachine):
 class TestDirectories(Directories.TestCase):  # type: ignore[misc,valid-type]
     """The machine."""
 
-    settings = of_a_machine(check=60, ci=300, nightly=10_000, steps=30)
+    settings = of_a_machine(check=45, ci=260, nightly=10_000, steps=30)

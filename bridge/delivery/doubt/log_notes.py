@@ -1,5 +1,6 @@
 """Notes on the delay topics' logs, on their way into the committed states: the offset below which unfinished records
-are gone, and the leaders under which records were read (wire/committed_state.py, `g` and `e`)."""
+are gone, the leaders under which records were read, and changed decode epochs (wire/committed_state.py, `g`, `e`, `h`).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +24,9 @@ class LogNotes:
         self._read_under: Mapping[SourceName, Under] = {}
         self._known: Mapping[SourceName, Under] = self._read_under
         """The notes at the last look without news."""
+        self._changed: States = {}
+        self._written: States = self._changed
+        """The changed states at the last look, if all of them were committed."""
 
     def note_gone(self, below: Mapping[SourceName, int]) -> None:
         """Note by partition the offset below which unfinished records are gone; 0: none is gone now."""
@@ -32,8 +36,21 @@ class LogNotes:
         """Note by partition (offset, epoch): all records below the offset were read under leaders up to this epoch."""
         self._read_under = dict(under)
 
+    def note_plan(self, gone_below: Mapping[SourceName, int], changed: States) -> None:
+        """Note a start: `note_gone`, and states with other decode epochs than the committed ones. A quiet partition has
+        no transaction of its own, and a later start without its index would take earlier windows for those of pending
+        messages."""
+        self.note_gone(gone_below)
+        self._changed = {**self._changed, **changed}
+
     def is_news(self, states: States) -> bool:
         """Whether the committed states differ from the notes."""
+        changed = self._changed
+        if changed is not self._written:
+            if any(states.get(name) is state for name, state in changed.items()):
+                return True
+            if changed.keys() <= states.keys():
+                self._written = changed
         if any(name in states and states[name].gone_below != at for name, at in self._gone_below.items()):
             return True
         noted = self._read_under
@@ -47,6 +64,9 @@ class LogNotes:
     def within(self, after: States, states: States) -> dict[SourceName, CommittedState]:
         """The states `after` a transaction, with the news about the committed `states`."""
         result, noted = dict(after), self._read_under
+        result |= {
+            n: replace(state) for n, state in self._changed.items() if n not in result and states.get(n) is state
+        }
         for name, at in self._gone_below.items():
             if name in states and states[name].gone_below != at:
                 result[name] = replace(result.get(name, states[name]), gone_below=at)

@@ -1,35 +1,22 @@
-"""Ends of threads that work on the store, reported to the application: damage, the disk, or a bug."""
+"""Ends of threads that work on the store, reported to the application: the disk, or a bug."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import structlog
-
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
-from timerstore.clock import Clock
-from timerstore.errors import Closed, Corrupt, DiskFailure
-from timerstore.operations import recovery
-
-log = structlog.get_logger("bridge.ingest.watch.guarded")
+from timerstore.errors import Closed, DiskFailure
 
 
 def guarded(
     what: str,
     run: Callable[[], None],
     *,
-    clock: Clock,
-    on_corrupt: Callable[[], None],
     on_fatal: Callable[[BridgeError], None],
 ) -> None:
-    """Run `what`. A damaged file is set aside, and `on_corrupt` asks for a rebuild; any other exception, also while the
-    file is set aside, goes to `on_fatal`. Raises Closed."""
+    """Run `what`. An exception goes to `on_fatal`. Raises Closed."""
     try:
-        try:
-            run()
-        except Corrupt as corrupt:
-            log.error("segment-corrupt", report=recovery.set_aside(corrupt, clock.now_ms()))
-            on_corrupt()
+        run()
     except Closed:
         raise
     except DiskFailure as failure:

@@ -24,7 +24,8 @@ from bridge.ingest.decode_records import decode_records
 from bridge.ingest.finish import Finish
 from bridge.kafka.errors import Refusal
 from bridge.stores.directory import StoreDirectory
-from bridge.stores.stores import Life, Opening, Stores
+from bridge.stores.opening import Opening
+from bridge.stores.stores import Life, Stores
 from bridge.wire import headers as h
 from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters

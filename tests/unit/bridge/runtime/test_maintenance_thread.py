@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 import timerstore.log.segment
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.runtime.maintenance_thread import COMPACT_INTERVAL_S, FLUSH_AGAIN_S, RECLAIM_INTERVAL_S, MaintenanceThread
+from bridge.stores.damage import Damage
 from bridge.stores.directory import KEPT_MS
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S
 from bridge.telemetry.metrics import Metrics
@@ -45,11 +46,11 @@ class Bench:
         self.fatal: list[BridgeError] = []
         self.beats = 0
         self.budgets: list[float | None] = []
+        self.rig.stores.damage = Damage(lambda: self.corrupt.append("corrupt"))
         self.maintenance = MaintenanceThread(
             store=self.rig.stores,
             clock=self.clock,
             metrics=Metrics(),
-            on_corrupt=lambda: self.corrupt.append("corrupt"),
             on_fatal=self.fatal.append,
             beat=self.beat,
         )
@@ -206,7 +207,7 @@ def test_damage_is_reported_once_and_maintenance_goes_on(bench: Bench) -> None:
         wait_until(lambda: bench.beats > seen + 2, 30, "maintenance goes on")
         assert bench.maintenance.stop(30)
     assert len(bench.fatal) == 1 and bench.corrupt == ["corrupt"] and not damaged.exists()
-    assert bench.maintenance.damaged == {ORDERS}
+    assert bench.rig.stores.damage.names == {ORDERS}
 
 
 @pytest.fixture

@@ -43,7 +43,6 @@ from timerstore.disk.checkpoint import Identity
 from timerstore.errors import Corrupt, Inconsistent
 from timerstore.limits import DAY_MS
 from timerstore.memory.resident import Resident
-from timerstore.operations import recovery
 
 FAR_MS = NOW_MS + 36_000_000
 PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False)
@@ -188,7 +187,7 @@ class Bench:
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a query nor maintenance: what they would be told is looked at."""
     monkeypatch.setattr(module, "Ingest", mock.Mock(side_effect=lambda **_: mock.Mock()))
-    monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock(damaged=frozenset())))
+    monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock()))
     monkeypatch.setattr("bridge.start.index.Stores", ModelStores)
 
 
@@ -602,15 +601,15 @@ def test_a_damaged_segment_has_its_partition_alone_read_again(rig: Rig) -> None:
     bench = running(rig)
     bench.live()
     [damaged] = (rig.directory / "delay" / "1").glob("segment-*.parquet")
-    recovery.set_aside(Corrupt("it fails its checksum", path=str(damaged)), NOW_MS)
-    bench.maintenance.damaged = frozenset({BILLS})
     kept = bench.store
+    kept.damage.set_aside(Corrupt("it fails its checksum", path=str(damaged)), NOW_MS)
+    bench.pipeline._context.on_held.assert_called_once_with()  # type: ignore[attr-defined]
     assert bench.pipeline.follow(BOTH, member(BOTH, 1))
     assert bench.store is kept and bench.store.next_offsets() == {ORDERS: 2, BILLS: 0}
     assert bench.store.in_life(Life.LIVE) == [ORDERS] and bench.store.in_life(Life.CATCHING_UP) == [BILLS]
     assert [call.args for call in bench.dispatcher.go_on_without.call_args_list] == [({BILLS}, 1)]
-    assert bench.maintenance.damaged == frozenset() and bench.pipeline.owned == BOTH
-    bench.maintenance.damaged = BOTH
+    assert kept.damage.names == frozenset() and bench.pipeline.owned == BOTH
+    kept.damage.names = BOTH
     assert not bench.pipeline.follow(BOTH, member(BOTH, 1))
     assert bench.pipeline.stop()
 
@@ -666,7 +665,7 @@ def test_a_store_that_failed_half_way_is_closed_as_it_is(rig: Rig, monkeypatch: 
     """What is in memory may have gaps, which a last flush would make good for ever."""
     bench = running(rig)
     tell, clock = mock.Mock(), ManualClock(now_ms=NOW_MS)
-    maintenance = MaintenanceThread(store=bench.store, clock=clock, metrics=tell, on_corrupt=tell, on_fatal=tell)
+    maintenance = MaintenanceThread(store=bench.store, clock=clock, metrics=tell, on_fatal=tell)
     bench.pipeline._maintenance = maintenance
     rig.produce(ORDERS, FAR_MS)
     rig.stores = bench.store
@@ -693,7 +692,7 @@ def test_a_pipeline_is_made_anew_where_it_cannot_follow(rig: Rig) -> None:
     assert not bench.pipeline.follow(frozenset(), member(frozenset(), 1))
     assert bench.pipeline.stop()
     bench = running(rig)
-    bench.maintenance.damaged = frozenset({ORDERS})
+    bench.store.damage.names = frozenset({ORDERS})
     assert not bench.pipeline.follow(frozenset({ORDERS}), member(BOTH, 1))
     assert bench.pipeline.stop()
     bench = running(rig)

@@ -14,6 +14,7 @@ from bridge.start.first_commits import FirstCommits, StartFacts, StartPlan, Topi
 from bridge.start.roll_window import TopicLimits, Windows
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
+from timerstore.limits import DAY_MS
 
 PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False)
 SHORTER = replace(PARAMETERS, roll_window_ms=1_000)
@@ -139,12 +140,30 @@ def test_changed_parameters_begin_a_decode_epoch_at_the_committed_offset() -> No
     assert found.windows == {"d": Windows(current_ms=1_000, largest_ms=4_000)}
 
 
-@pytest.mark.parametrize(("retention_ms", "spare_ms"), [(-1, {}), (10_000, {"d": 6_000}), (3_000, {"d": -1_000})])
-def test_what_the_retention_spares_is_counted_from_the_largest_window(
-    retention_ms: int, spare_ms: dict[str, int]
+@pytest.mark.parametrize(
+    ("retention_ms", "windows_ms", "spare_ms"),
+    [
+        pytest.param(-1, (4_000, 9_000), None, id="no limit"),
+        pytest.param(10_000, (4_000, 9_000), 6_000, id="of the deleted records"),
+        pytest.param(10_000, (9_000, 4_000), 1_000, id="of deleted records before a change"),
+        pytest.param(3_000, (4_000, 2_000), -1_000, id="the retention was lowered"),
+        pytest.param(-1, (30 * DAY_MS, 2_000), 0, id="the retention was lowered for a time"),
+    ],
+)
+def test_spare_time_is_counted_from_the_largest_window_of_a_deleted_record(
+    retention_ms: int, windows_ms: tuple[int, int], spare_ms: int | None
 ) -> None:
-    limits = {"d": TopicLimits(retention_ms=retention_ms)}
-    assert plan(facts(topic((0, 9)), {0: state(5, 1)}, limits=limits)).spare_ms == spare_ms
+    """By the committed epochs, also when the next ones no longer have it."""
+    epochs = tuple(
+        DecodeEpoch(offset=offset, parameters=replace(PARAMETERS, roll_window_ms=window_ms))
+        for offset, window_ms in zip((0, 5), windows_ms, strict=True)
+    )
+    for log, deleted in (((0, 9), 0), ((5, 9), windows_ms[0]), ((9, 9), max(windows_ms))):
+        limits = {"d": TopicLimits(retention_ms=retention_ms)}
+        found = plan(facts(topic(log), {0: replace(state(9, 1), epochs=epochs)}, limits=limits))
+        assert found.widest_ms == {("d", 0): deleted}
+        if log[0] == 5:
+            assert found.spare_ms == ({} if spare_ms is None else {("d", 0): spare_ms})
 
 
 @pytest.mark.parametrize(

@@ -262,11 +262,13 @@ def test_retention_by_size_is_turned_into_a_time(records: int, age_ms: int, expe
 class Log:
     """Stands in for the cluster: offsets by timestamp, of a partition with a record each second."""
 
-    def __init__(self, end_ms: int) -> None:
+    def __init__(self, end_ms: int, start_ms: int = 0) -> None:
         self.end_ms = end_ms
+        self.start_ms = start_ms
 
     def first_after(self, partitions: list[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int | None]:
-        return dict.fromkeys(partitions, timestamp_ms // 1000 if timestamp_ms <= self.end_ms else None)
+        first_ms = max(timestamp_ms, self.start_ms)
+        return dict.fromkeys(partitions, first_ms // 1000 if first_ms <= self.end_ms else None)
 
 
 def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long() -> None:
@@ -278,8 +280,9 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
 
     def start(offset: int, spare_ms: int, now_ms: int) -> None:
         must_hold_what_is_pending(
-            cluster, {ORDERS: offset}, marks, {DELAY: spare_ms}, now_ms, lambda names: noted.append([*names])
-        )
+            cluster, {ORDERS: offset}, marks, {ORDERS: spare_ms}, {ORDERS: 500_000}, now_ms,
+            lambda names: noted.append([*names]),
+        )  # fmt: skip
 
     start(9_900, spare_ms=200_000, now_ms=10_000_000)
     with pytest.raises(StateError, match="reset-offsets --to committed"):
@@ -292,7 +295,35 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
     with pytest.raises(StateError):  # the retention was lowered: that is no downtime
         start(10_000, spare_ms=-1, now_ms=10_000_001)
     assert noted[2:] == [[]]
-    must_hold_what_is_pending(cluster, {ORDERS: 0}, marks, {}, 90_000_000)
+    must_hold_what_is_pending(cluster, {ORDERS: 0}, marks, {}, {ORDERS: 500_000}, 90_000_000)
+
+
+@pytest.mark.fault("a lowered retention, and a quiet partition whose index is lost")
+@pytest.mark.parametrize(
+    ("start_ms", "end_ms", "is_refused"),
+    [
+        pytest.param(9_900_000, 10_000_000, True, id="the oldest record is younger than W"),
+        pytest.param(9_400_000, 10_000_000, False, id="the oldest record is older: no deleted one was pending"),
+        pytest.param(9_400_000, 9_450_000, False, id="all records are older"),
+        pytest.param(1, 0, True, id="no record is left"),
+    ],
+)
+def test_a_start_without_index_is_refused_after_a_retention_below_the_window_of_deleted_records(
+    start_ms: int, end_ms: int, *, is_refused: bool
+) -> None:
+    """All is read, and messages beyond the new retention are pending: their records are gone with the index."""
+    cluster: Any = Log(end_ms, start_ms)
+    marks, noted = {ORDERS: Watermarks(start=500, end=10_001)}, list[list[tuple[str, int]]]()
+
+    def start() -> None:
+        must_hold_what_is_pending(
+            cluster, {ORDERS: 10_001}, marks, {ORDERS: -1}, {ORDERS: 500_000}, 10_000_000,
+            lambda names: noted.append([*names]),
+        )  # fmt: skip
+
+    with pytest.raises(StateError, match="window_of_deleted") if is_refused else nullcontext():
+        start()
+    assert noted == ([[ORDERS]] if is_refused else []), "other instances keep an index that may have them"
 
 
 def test_ingest_is_behind_by_the_age_of_the_oldest_end_it_has_not_reached() -> None:

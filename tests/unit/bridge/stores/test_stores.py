@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from bridge.stores.damage import Damage
 from bridge.stores.search import Query
 from bridge.stores.stores import TRANSITIONS, Life
 from dev.harness.waiting import wait_until
@@ -123,6 +124,30 @@ def test_a_partition_lives_by_the_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("rows behind a gap, of a partition that has come back")
+@pytest.mark.fault("a cancel by origin that reads a damaged segment")
+def test_a_cancel_that_meets_damage_concerns_its_partition_alone(tmp_path: Path) -> None:
+    """The others take in their rows, of the same batch and of the next ones. The damaged partition is opened anew, and
+    reads the cancel again; until then no run is begun for it."""
+    rig, told = Rig(tmp_path, limits=Limits(horizon_ms=1_000)), list[bool]()
+    rig.stores.damage = Damage(lambda: told.append(True))
+    rig.produce(BILLS, FAR_MS)
+    rig.ingest()
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    [segment] = tmp_path.glob("delay/1/*.parquet")
+    segment.write_bytes(b"damaged")
+    run = rig.stores.run
+    for at in range(2):
+        records = [Record(*ORDERS, at, FAR_MS), Record(*BILLS, 1, None, cancels=True, origin=0)]
+        assert rig.stores.append(batch(records), {ORDERS: at + 1, BILLS: 2}, NOW_MS, run=run) == 1
+        rig.stores.read_again()
+    assert rig.stores.next_offsets() == {ORDERS: 2, BILLS: 1, RETRY: 0} and rig.stores.run == run
+    assert told == [True] and rig.stores.damage.names == {BILLS}
+    assert [path.read_bytes() for path in tmp_path.glob("delay/1/*.corrupt")] == [b"damaged"]
+    rig.stores.damage.forget([BILLS])
+    assert not rig.stores.damage.names
+
+
 def test_late_rows_of_an_earlier_run_are_left_out(tmp_path: Path) -> None:
     """A partition that goes and comes back further back takes in nothing that a reader sent before: the records in
     between would be lost. Partitions that stay lose nothing."""

@@ -331,7 +331,6 @@ def ingesting(
         suspects=suspects(Batches({}), bench.clock, directory),
         clock=bench.clock,
         metrics=Metrics(),
-        on_corrupt=lambda: None,
         on_fatal=fatal,
         beat=bench.hearts.watch("ingest", CALLS_S),
         beat_query=bench.hearts.watch("query", SPARK_S),
@@ -382,7 +381,6 @@ def maintenance(bench: Bench, _: Path) -> Iterator[Case]:
         store=store,
         clock=bench.clock,
         metrics=Metrics(),
-        on_corrupt=lambda: None,
         on_fatal=fatal,
         beat=bench.hearts.watch("maintenance", SPARK_S),
     )
@@ -614,7 +612,6 @@ def test_a_flush_has_the_time_that_a_slow_disk_needs(bench: Bench) -> None:
         store=store,
         clock=bench.clock,
         metrics=Metrics(),
-        on_corrupt=lambda: None,
         on_fatal=lambda _: None,
         beat=bench.hearts.watch("maintenance", SPARK_S),
     )

@@ -201,9 +201,9 @@ def test_what_an_earlier_version_has_finished_is_finished(
         pytest.param(epochs((0, A)), 5, 0, B, epochs((0, A), (5, B)), id="changed at the committed offset"),
         pytest.param(epochs((0, A)), 0, 0, B, epochs((0, B)), id="changed before anything was read"),
         pytest.param(epochs((0, A), (5, B)), 5, 0, C, epochs((0, A), (5, C)), id="changed twice at one offset"),
-        pytest.param(epochs((0, B), (5, C)), 9, 5, C, epochs((0, C)), id="the log has passed the epoch"),
-        pytest.param(epochs((0, B), (5, C)), 9, 4, C, epochs((0, B), (5, C)), id="one record below it is left"),
-        pytest.param(epochs((0, A), (5, B), (7, C)), 9, 6, C, epochs((0, B), (7, C)), id="passed one of two"),
+        pytest.param(epochs((0, B), (5, C)), 9, 6, C, epochs((0, C)), id="the log has passed the epoch"),
+        pytest.param(epochs((0, B), (5, C)), 9, 5, C, epochs((0, B), (5, C)), id="the last deleted record is its"),
+        pytest.param(epochs((0, A), (5, B), (7, C)), 9, 7, C, epochs((0, B), (7, C)), id="passed one of two"),
     ],
 )
 def test_decode_epochs_are_amended_at_the_committed_offset(

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import timerstore.log.segment
-from tests.unit.timerstore.rig import NOW_MS, Rig, take
-from timerstore.disk import checkpoint, files
+from tests.unit.timerstore.entries import Record
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig, take
+from timerstore.disk import checkpoint, column_file, files
 from timerstore.errors import DiskFailure, DiskFull
 from timerstore.limits import Limits
 from timerstore.memory.resident import Resident
@@ -107,6 +108,51 @@ def test_death_during_a_reclaim(rig: Rig, monkeypatch: pytest.MonkeyPatch, step:
     store = rig.reopen()
     assert len(store.state.timerlog) == (2 if step == "checkpoint" else 0)
     finish(rig)
+
+
+@pytest.mark.fault("a kill while indexes are made again after an upgrade")
+def test_death_while_the_indexes_beside_segments_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the death at each change of a file another start goes on; cancels by id and origin miss no message."""
+    rig = Rig(tmp_path / "store")
+    for first in (0, 3):
+        rig.log += [Record(*ORDERS, first + at, FAR_MS, id=f"{first + at}") for at in range(3)]
+        rig.ingest()
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+    indexes = [path for suffix in files.INDEX_SUFFIXES for path in sorted(rig.directory.glob(f"*{suffix}"))]
+    for path in indexes:  # those of an earlier version
+        path.write_bytes(b"sorted otherwise")
+    assert len(indexes) == 4
+    deaths = 0
+    while True:
+        left = deaths
+
+        def until_then(change: Any) -> Any:
+            def changed(*args: Any) -> Any:
+                nonlocal left
+                left -= 1
+                return die() if left < 0 else change(*args)
+
+            return changed
+
+        with monkeypatch.context() as patch:
+            for module, name in ((files, "remove"), (files, "publish"), (column_file, "_put")):
+                patch.setattr(module, name, until_then(getattr(module, name)))
+            try:
+                rig.reopen()
+            except Death:
+                deaths += 1
+                files.temporary_of(indexes[deaths % 4]).write_bytes(b"half")  # a process that is killed removes nothing
+                continue
+        break
+    assert deaths > 10 and not list(rig.directory.glob(f"*{files.TEMPORARY_SUFFIX}"))
+    rig.log += [Record(*ORDERS, 6, None, cancels=True, id="1"), Record(*ORDERS, 7, None, cancels=True, origin=4)]
+    rig.ingest()
+    assert rig.store.stats().pending == 4
+    rig.finish(FAR_MS)
+    assert {record.offset for record in rig.delivered if record.due_ms} >= {0, 2, 3, 5}
 
 
 def test_death_between_the_commit_and_its_acknowledgement(rig: Rig) -> None:

@@ -41,6 +41,23 @@ def test_what_was_read_under_which_leaders_is_written_down_as_far_as_it_is_commi
     assert notes.within(after, states) == {A: replace(after[A], read_under=(8, 3))}
 
 
+def test_changed_epochs_of_a_quiet_partition_are_committed_once() -> None:
+    """At once, as soon as it has arrived; a transaction that moves it has them anyway."""
+    notes, c = LogNotes(), ("delay", 2)
+    planned = {A: STATE, B: replace(STATE, offset=6), c: replace(STATE, offset=7)}
+    notes.note_plan({A: 3}, planned)
+    states = {A: STATE, B: planned[B]}
+    assert notes.is_news(states)
+    after = notes.within({B: replace(STATE, offset=9)}, states)
+    assert after == {A: replace(STATE, gone_below=3), B: replace(STATE, offset=9)}
+    states |= after
+    assert not notes.is_news(states) and notes.within({}, states) == {}
+    states[c] = planned[c]
+    assert notes.is_news(states) and notes.within({}, states) == {c: planned[c]}
+    states |= notes.within({}, states)
+    assert not notes.is_news(states)
+
+
 def test_what_is_gone_is_written_down_at_once() -> None:
     """Beside what else is noted of the partition."""
     notes, states = LogNotes(), {A: replace(STATE, read_under=(5, 1))}
