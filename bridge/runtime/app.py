@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum
-from functools import partial
 from typing import Final
 
 import structlog
@@ -228,7 +227,8 @@ class Application:
             pipeline=lambda: self._pipeline, targets=lambda: self._targets, gauges=self._snapshot,
             lateness=self._metrics.lateness, health=self._health, lag=self._lag, clock=self._clock,
             letters=Letterbox(self._settings, self._clock), pauses=self._pauses, commands=lambda: self._commands,
-            log_ends=partial(wiring.log_ends, self._settings),
+            log_ends=lambda names: wiring.log_ends(Cluster(self._settings), names),
+            assigned=lambda: frozenset() if self._ownership is None else self._ownership.assignment(),
         )  # fmt: skip
         return wiring.make_api(self._settings, answers, self._metrics, self._hearts)
 

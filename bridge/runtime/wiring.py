@@ -148,7 +148,7 @@ def make_resuming(
         store=store,
         bring=bring,
         read=read,
-        log_ends=lambda names: {n: mark.end for n, mark in cluster.watermarks(sorted(names), of_all=False).items()},
+        log_ends=partial(log_ends, cluster),
         clock=context.clock,
         rate=settings.delivery.resume_rate,
     )
@@ -242,15 +242,11 @@ def session_maker(settings: Settings, cluster: Cluster) -> Callable[[], SparkSes
     return lambda: spark.start(settings, jars, partitions)
 
 
-def log_ends(settings: Settings, names: Collection[SourceName]) -> dict[SourceName, int]:
-    """The ends of these logs, from a connection of its own. Raises EnvironmentFailure."""
-    return {name: mark.end for name, mark in Cluster(settings).watermarks(sorted(names)).items()}
+def log_ends(cluster: Cluster, names: Collection[SourceName]) -> dict[SourceName, int]:
+    """The ends of these logs, except those without a leader. Raises EnvironmentFailure."""
+    return {name: mark.end for name, mark in cluster.watermarks(sorted(names), of_all=False).items()}
 
 
 def make_commands_first(settings: Settings, cluster: Cluster, clock: Clock) -> CommandsFirst:
     """The wait of messages for earlier commands after a start, from the settings."""
-
-    def log_ends(names: Collection[SourceName]) -> dict[SourceName, int]:
-        return {name: mark.end for name, mark in cluster.watermarks(sorted(names)).items()}
-
-    return CommandsFirst(clock, settings.start.read_commands / 1000, log_ends)
+    return CommandsFirst(clock, settings.start.read_commands / 1000, partial(log_ends, cluster))

@@ -2,11 +2,12 @@
 
 It acts on messages that were sent before it began and do not have the wanted due time yet; so it never finds again the
 messages that it has moved. Some of their records may be unread at its beginning, behind a backlog or in a partition
-that has just come: it waits up to READ_S for them, and acts once more. With unread records it is not complete. A page
-counts as done after the answers to all its commands and to those of all pages before it. So the messages that are done
-form a prefix, even if the client, the bridge or the network breaks the action off. The cursor of the last line
-continues from there. The same action without the cursor does so, too: cancelled messages no longer match, and moved
-ones have the wanted due time.
+that has just come: it waits up to READ_S for them, and acts once more. With unread records it is not complete. It
+leaves out the partitions that take no commands now, names them, and is not complete either. A page counts as done after
+the answers to all its commands and to those of all pages before it. So the messages that are done form a prefix, even
+if the client, the bridge or the network breaks the action off. The cursor of the last line continues from there. The
+same action without the cursor does so, too: cancelled messages no longer match, and moved ones have the wanted due
+time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bridge.api.routing import Asked
 from bridge.api.source import CommandChannel, NotOwnedError, Order, PendingMessages
 from bridge.errors import BridgeError
 from bridge.http.workers import Unavailable, Workers
-from bridge.stores.names import NamedPosition, SourceName
+from bridge.stores.names import NamedPosition, SourceName, texts_of
 from bridge.stores.search import Query
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import NAMED_MAX
@@ -50,18 +51,23 @@ PAGE_S: Final = 60.0
 READ_S: Final = 15.0
 """The longest wait for unread records. The ends of transactions behind the last record take up to ten seconds."""
 LOOK_S: Final = 0.1
+STAYING: Final = (Outcome.TOO_LARGE, Outcome.UNKNOWN)
+"""Outcomes of messages that the second search finds again."""
+NO_COMMANDS: Final = "take no commands now (no leader, a corrupt batch, or no open index): repeat the action"
+
+LogEnds = Mapping[SourceName, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A bulk action. `due_ms` is that of its `Order`s; `log_ends` looks up the ends of the logs."""
+    """A bulk action. `due_ms` is that of its `Order`s; `log_ends` is that of the `Source`."""
 
     store: PendingMessages
     commands: CommandChannel
     query: Query
     after: NamedPosition | None
     due_ms: int | None
-    log_ends: Callable[[], Mapping[SourceName, int]]
+    log_ends: Callable[[], LogEnds]
     now_ms: Callable[[], int]
 
 
@@ -108,16 +114,18 @@ class Bulks:
         """Act. Yields a line after each page, and then the last one."""
         counts: Counter[Outcome] = Counter()
         pages: deque[_Page] = deque()
-        reached, error = job.after, None
+        reached, error, left_out = job.after, None, list[str]()
 
         def line(*, complete: bool, error: str | None = None) -> BulkProgress:
-            cursor = None if complete else _text(reached)
+            cursor = None if complete else _text(job.after if left_out else reached)
             return BulkProgress(
-                done=counts.total(), outcomes=dict(counts), cursor=cursor, complete=complete, error=error
-            )
+                done=counts.total(), outcomes=dict(counts), cursor=cursor, complete=complete, error=error,
+                **({"incomplete": left_out} if left_out else {}),
+            )  # fmt: skip
 
         try:
             ends = await self._workers.run(job.log_ends)
+            left_out = texts_of(name for name, end in ends.items() if end is None)
             for is_last_search in (False, True):
                 is_read, reached = not _unread(job, ends), job.after
                 after, is_last = job.after, False
@@ -136,9 +144,15 @@ class Bulks:
                     break
                 reached = job.after  # unread messages may come up before the messages that are done
                 if is_last_search:
-                    error = f"{_unread(job, ends)} records of the delay topics are not read yet: repeat the action"
+                    unread = _unread(job, ends)
+                    names = ", ".join(texts_of(unread))
+                    error = f"{sum(unread.values())} records of {names} are not read yet: repeat the action"
                 else:
                     await _await_read(job, ends)
+                    for outcome in STAYING:
+                        counts.pop(outcome, None)
+            if left_out and error is None:
+                error = f"{', '.join(left_out)} {NO_COMMANDS}"
         except _SilentError:
             error = f"no answers within {PAGE_S:.0f} s: the commands of the last pages are in the delay topic"
         except Unavailable as late:
@@ -157,23 +171,23 @@ class Bulks:
         yield line(complete=error is None, error=error)
 
 
-def _unread(job: Job, ends: Mapping[SourceName, int]) -> int:
-    """The number of unread records below these ends."""
+def _unread(job: Job, ends: LogEnds) -> dict[SourceName, int]:
+    """The number of unread records below these ends, by partition."""
     at = job.store.next_offsets()
-    return sum(max(0, end - at.get(name, 0)) for name, end in ends.items())
+    return {name: end - at.get(name, 0) for name, end in ends.items() if end is not None and end > at.get(name, 0)}
 
 
-async def _await_read(job: Job, ends: Mapping[SourceName, int]) -> None:
+async def _await_read(job: Job, ends: LogEnds) -> None:
     until_s = asyncio.get_running_loop().time() + READ_S
     while _unread(job, ends) and asyncio.get_running_loop().time() < until_s:
         await asyncio.sleep(LOOK_S)
 
 
-def _next_page(job: Job, after: NamedPosition | None, ends: Mapping[SourceName, int]) -> _Page:
+def _next_page(job: Job, after: NamedPosition | None, ends: LogEnds) -> _Page:
     rows, named_max = (PAGE_ROWS, NAMED_MAX) if job.due_ms is None else (min(PAGE_ROWS, MOVES_MAX), 1)
     page, orders = job.store.find_originals(job.query, job.now_ms(), after=after, limit=rows), []
     for source, (origin, due_ms) in page.found.items():
-        is_old = origin < ends.get(source, 0)
+        is_old = origin < (ends.get(source) or 0)
         kept = origin[is_old if job.due_ms is None else is_old & (due_ms != job.due_ms)]
         named = list(dict.fromkeys(kept.tolist()))
         orders += [
