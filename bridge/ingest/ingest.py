@@ -231,7 +231,9 @@ class Ingest:
         return self._suspects.trusted(self._store.next_offsets(run))
 
     def _begin(self, reader: PlainReader, at: Offsets) -> None:
-        self._reading.read_to = dict(at)  # a log that was cut may end below the offsets of the last run
+        # The store's offsets may lie behind ends without a record, which the query does not report. A log that was cut
+        # may end below the offsets of the last run.
+        self._reading.read_to = {name: min(end, self._reading.read_to.get(name, 0)) for name, end in at.items()}
         self._suspects.reading(at)
         reader.assign(at)
 

@@ -508,6 +508,30 @@ def test_quiet_partitions_are_asked_where_they_end(made: Callable[..., Bench]) -
     assert bench.store.held[B] in ([], [0, 1]), "asking stores nothing"
 
 
+@pytest.mark.fault("a pause of Java with a transaction marker behind the last record")
+def test_a_query_relieves_the_plain_reader_although_only_that_knows_the_end(made: Callable[..., Bench]) -> None:
+    """A query that stood still serves again at once when it has all records; it need not reach the end of a quiet
+    partition behind them."""
+    bench = made()
+    bench.begin()
+    stream = bench.next_stream()
+    stream.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    bench.plain.markers[A] = 3
+    bench.ingest.note_log_ends({A: 3, B: 0})
+
+    def told() -> bool:
+        bench.clock.advance(1_000)
+        return bench.store.ends[A] == 3
+
+    wait_until(told, SEEN_S, "the end is told")
+    stream.freeze()
+    bench.ingest._take_over(Wait.LOOK)
+    wait_until(lambda: bool(bench.plain.at), SEEN_S, "the plain reader reads")
+    stream.runs.set()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves again")
+
+
 @pytest.mark.fault("a record that the plain reader cannot read")
 def test_what_the_plain_reader_leaves_is_read_batch_by_batch_at_once(made: Callable[..., Bench]) -> None:
     """The record is read batch by batch at once, also below the committed offset: query and plain reader do not wait
