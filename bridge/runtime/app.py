@@ -28,6 +28,7 @@ from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.targets.cache import Targets
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.ingest.batches.reading_mark import SEARCHED, ReadingMark
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.kafka.membership import Ownership
@@ -120,7 +121,8 @@ class Application:
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
-        self._identity = IdentityWatch(clock, self._metrics.truncated, self._beat)
+        mark = ReadingMark(settings.store.directory, SEARCHED)
+        self._identity = IdentityWatch(clock, self._metrics.truncated, self._beat, mark)
         self._conditions = Conditions(settings, clock)
 
     # ---- from other threads, and signals

@@ -37,6 +37,8 @@ from bridge.delivery.targets.pauses import Pauses
 from bridge.http.management import ManagementServer
 from bridge.http.protection import Protection
 from bridge.ingest.batches.choices import ENDS, Choices
+from bridge.ingest.batches.reader import BatchReader
+from bridge.ingest.batches.reading_mark import LOOKED_UP, ReadingMark
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
@@ -175,7 +177,13 @@ def make_writer(
 def make_doubts(settings: Settings, cluster: Cluster, clock: Clock, metrics: Metrics, hearts: Heartbeats) -> Doubts:
     """The look-up of transactions that ended unasked."""
     return Doubts(
-        read=LookUp(cluster, partial(make_consumer, settings), clock),
+        read=LookUp(
+            cluster,
+            partial(make_consumer, settings),
+            clock,
+            ReadingMark(settings.store.directory, LOOKED_UP),
+            BatchReader.of(settings, connector.jars).read,
+        ),
         choices=Choices(settings.store.directory, ENDS),
         letter_topics={settings.dead_letter_topic(name) for name in settings.delay_topics},
         file=DoubtFile(settings.store.directory),

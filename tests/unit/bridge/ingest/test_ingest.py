@@ -586,7 +586,7 @@ def test_a_reader_that_ends_for_want_of_memory_leaves_its_mark(
     else:
         wait_until(bench.ingest.is_reading, SEEN_S, "it reads")
     bench.ingest.stop()
-    assert (tmp_path / reading_mark.FILE).exists() is is_error
+    assert (tmp_path / reading_mark.READ).exists() is is_error
 
 
 def test_a_stop_ends_both_readers_whatever_they_wait_for(made: Callable[..., Bench]) -> None:
