@@ -75,7 +75,7 @@ class Answers:
         if pipeline is None or pipeline.store is None:
             return {}
         here = pipeline.store.next_offsets().keys()
-        found = self._log_ends(here - pipeline.corrupt_batches().keys())
+        found = self._log_ends(here - pipeline.without_commands())
         return {name: found.get(name) for name in {*here, *self._assigned()}}
 
     def overview(self) -> Overview | None:

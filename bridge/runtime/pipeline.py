@@ -377,6 +377,10 @@ class Pipeline:
         held = {} if self._suspects is None else self._suspects.held()
         return {name: batch.offset for name, batch in held.items()}
 
+    def without_commands(self) -> frozenset[SourceName]:
+        """The partitions in which no command is finished now: they have a corrupt batch, or messages in doubt."""
+        return self._context.dispatcher.doubts.held().union(self.corrupt_batches())
+
     def impediments(self) -> tuple[str, ...]:
         """The reasons why ingest or delivery waits while the pipeline runs."""
         if self._maintenance is not None and self._maintenance.disk_is_full:

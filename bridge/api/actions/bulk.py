@@ -53,7 +53,9 @@ READ_S: Final = 15.0
 LOOK_S: Final = 0.1
 STAYING: Final = (Outcome.TOO_LARGE, Outcome.UNKNOWN)
 """Outcomes of messages that the second search finds again."""
-NO_COMMANDS: Final = "take no commands now (no leader, a corrupt batch, or no open index): repeat the action"
+NO_COMMANDS: Final = (
+    "take no commands now (no leader, a corrupt batch, messages in doubt, or no open index): repeat the action"
+)
 
 LogEnds = Mapping[SourceName, int | None]
 
@@ -73,12 +75,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
+    orders: Sequence[Order]
     futures: Sequence[Future[Sequence[Answer]]]
     next: NamedPosition | None
 
 
 class _SilentError(Exception):
-    """A command of the page has no answer in time."""
+    """Commands of the page have no answer in time; the text names their partitions."""
 
 
 class Bulks:
@@ -153,8 +156,8 @@ class Bulks:
                         counts.pop(outcome, None)
             if left_out and error is None:
                 error = f"{', '.join(left_out)} {NO_COMMANDS}"
-        except _SilentError:
-            error = f"no answers within {PAGE_S:.0f} s: the commands of the last pages are in the delay topic"
+        except _SilentError as silent:
+            error = f"no answers from {silent} within {PAGE_S:.0f} s: commands of the last pages are in the delay topic"
         except Unavailable as late:
             error = str(late)
         except (BridgeError, TimerStoreError) as failure:
@@ -194,15 +197,16 @@ def _next_page(job: Job, after: NamedPosition | None, ends: LogEnds) -> _Page:
             Order(source, tuple(named[begin : begin + named_max]), job.due_ms)
             for begin in range(0, len(named), named_max)
         ]
-    return _Page(job.commands.send(orders), page.next)
+    return _Page(orders, job.commands.send(orders), page.next)
 
 
 def _answers(page: _Page) -> list[Answer]:
     _, left = wait(page.futures, PAGE_S)
     for future in left:
         future.cancel()
-    if left:
-        raise _SilentError  # a class of its own: other waits raise TimeoutError, too
+    if left:  # an error of its own: other waits raise TimeoutError, too
+        silent = {order.source for order, future in zip(page.orders, page.futures, strict=True) if future in left}
+        raise _SilentError(", ".join(texts_of(silent)))
     return [answer for future in page.futures for answer in future.result()]
 
 

@@ -35,15 +35,13 @@ def answers(
     health: Health,
     clock: ManualClock,
     *,
-    corrupt: Collection[SourceName] = (),
+    silent: Collection[SourceName] = (),
     assigned: Collection[SourceName] = (),
 ) -> Answers:
     """Of a pipeline that has the rig's store."""
     lag = Lag(clock)
     return Answers(
-        pipeline=lambda: cast(
-            Any, SimpleNamespace(store=rig.stores, corrupt_batches=lambda: dict.fromkeys(corrupt, 3))
-        ),
+        pipeline=lambda: cast(Any, SimpleNamespace(store=rig.stores, without_commands=lambda: frozenset(silent))),
         targets=lambda: None,
         gauges=lambda: snapshot(rig.stores, Settings.of({}), clock.now_ms(), lag, None),
         lateness=LatenessHistogram(),
@@ -140,13 +138,13 @@ def test_a_message_of_an_assigned_partition_is_not_called_finished_before_its_in
 
 
 def test_a_bulk_action_asks_partitions_that_answer_a_command(tmp_path: Path) -> None:
-    """Partitions with a corrupt batch, or without an open index, have no end."""
+    """Partitions with a corrupt batch, messages in doubt, or without an open index, have no end."""
     rig, clock, health = Rig(tmp_path), ManualClock(NOW_MS), Health()
     rig.load()
     health.enter(Phase("running", ready=True))
-    corrupt, *well = sorted(rig.stores.next_offsets())
-    ends = answers(rig, health, clock, corrupt=[corrupt], assigned=[("delay", 9)]).log_ends()
-    assert ends == {corrupt: None, ("delay", 9): None, **dict.fromkeys(well, 7)}
+    silent, *well = sorted(rig.stores.next_offsets())
+    ends = answers(rig, health, clock, silent=[silent], assigned=[("delay", 9)]).log_ends()
+    assert ends == {silent: None, ("delay", 9): None, **dict.fromkeys(well, 7)}
 
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["in memory", "in a segment"])
