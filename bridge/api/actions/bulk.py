@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +56,9 @@ STAYING: Final = (Outcome.TOO_LARGE, Outcome.UNKNOWN)
 NO_COMMANDS: Final = (
     "take no commands now (no leader, a corrupt batch, messages in doubt, or no open index): repeat the action"
 )
+
+NAMES_MAX: Final = 10
+"""Maximum number of partitions in an error."""
 
 LogEnds = Mapping[SourceName, int | None]
 
@@ -148,14 +151,13 @@ class Bulks:
                 reached = job.after  # unread messages may come up before the messages that are done
                 if is_last_search:
                     unread = _unread(job, ends)
-                    names = ", ".join(texts_of(unread))
-                    error = f"{sum(unread.values())} records of {names} are not read yet: repeat the action"
+                    error = f"{sum(unread.values())} records of {_named(unread)} are not read yet: repeat the action"
                 else:
                     await _await_read(job, ends)
                     for outcome in STAYING:
                         counts.pop(outcome, None)
             if left_out and error is None:
-                error = f"{', '.join(left_out)} {NO_COMMANDS}"
+                error = f"{_named(name for name, end in ends.items() if end is None)} {NO_COMMANDS}"
         except _SilentError as silent:
             error = f"no answers from {silent} within {PAGE_S:.0f} s: commands of the last pages are in the delay topic"
         except Unavailable as late:
@@ -206,8 +208,14 @@ def _answers(page: _Page) -> list[Answer]:
         future.cancel()
     if left:  # an error of its own: other waits raise TimeoutError, too
         silent = {order.source for order, future in zip(page.orders, page.futures, strict=True) if future in left}
-        raise _SilentError(", ".join(texts_of(silent)))
+        raise _SilentError(_named(silent))
     return [answer for future in page.futures for answer in future.result()]
+
+
+def _named(names: Iterable[SourceName]) -> str:
+    """The first of these partitions, for people."""
+    texts = texts_of(names)
+    return ", ".join([*texts[:NAMES_MAX], *([f"{len(texts) - NAMES_MAX} more"] if len(texts) > NAMES_MAX else [])])
 
 
 def _text(position: NamedPosition | None) -> str | None:

@@ -87,7 +87,6 @@ class LookUp:
         for part, (start, end) in parts.items():
             if part in left and self._mark.is_suspect(part, start):
                 yield from self._read_apart(Stretch(name=part, begin=start, end=end), left, see, is_over)
-        self._mark.note({part: parts[part][0] for part in left})
         try:
             yield from self._read({part: parts[part] for part in left}, left, see, is_over)
         except (KafkaException, EnvironmentFailure) as error:
@@ -148,8 +147,11 @@ class LookUp:
             return
         with closing(self._make_consumer()) as consumer:
             consumer.assign([TopicPartition(*part, start) for part, (start, _) in stretches.items()])
-            heard_s, count = self._clock.monotonic_s(), 0
+            heard_s, count, noted = self._clock.monotonic_s(), 0, 0
             while left and not is_over():
+                if noted != len(left):
+                    noted = len(left)
+                    self._mark.note({part: stretches[part][0] for part in left})
                 for message in consumer.consume(POLL_RECORDS, POLL_S):
                     part, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
                     error, place = message.error(), left.get(part)
