@@ -1,13 +1,12 @@
 """An action on all matching messages, page by page in the order in which they come up, several pages at a time.
 
-It acts on messages that were sent before it began and do not have the wanted due time yet; so it never finds again the
-messages that it has moved. Some of their records may be unread at its beginning, behind a backlog or in a partition
-that has just come: it waits up to READ_S for them, and acts once more. With unread records it is not complete. It
-leaves out the partitions that take no commands now, names them, and is not complete either. A page counts as done after
-the answers to all its commands and to those of all pages before it. So the messages that are done form a prefix, even
-if the client, the bridge or the network breaks the action off. The cursor of the last line continues from there. The
-same action without the cursor does so, too: cancelled messages no longer match, and moved ones have the wanted due
-time.
+It acts once on each message that was sent before it began and does not have the wanted due time yet. Some of their
+records may be unread at its beginning, behind a backlog or in a partition that has just come: it waits up to READ_S for
+them, and acts once more. With unread records it is not complete. It leaves out the partitions that take no commands
+now, names them, and is not complete either. A page counts as done after the answers to all its commands and to those of
+all pages before it. So the messages that are done form a prefix, even if the client, the bridge or the network breaks
+the action off. The cursor of the last line continues from there. The same action without the cursor does so, too:
+cancelled messages no longer match, and moved ones have the wanted due time.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final
 
+import numpy as np
 from fastapi.responses import StreamingResponse
 
 from bridge.api import cursor as cursors
@@ -36,6 +36,7 @@ from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import NAMED_MAX
 from timerstore.errors import TimerStoreError
 from timerstore.operations.find import ORIGINALS_MAX
+from timerstore.rows.position import Int64s
 
 MEDIA_TYPE: Final = "application/x-ndjson"
 BULKS_MAX: Final = 2
@@ -51,8 +52,6 @@ PAGE_S: Final = 60.0
 READ_S: Final = 15.0
 """The longest wait for unread records. The ends of transactions behind the last record take up to ten seconds."""
 LOOK_S: Final = 0.1
-STAYING: Final = (Outcome.TOO_LARGE, Outcome.UNKNOWN)
-"""Outcomes of messages that the second search finds again."""
 NO_COMMANDS: Final = (
     "take no commands now (no leader, a corrupt batch, messages in doubt, or no open index): repeat the action"
 )
@@ -120,6 +119,7 @@ class Bulks:
         """Act. Yields a line after each page, and then the last one."""
         counts: Counter[Outcome] = Counter()
         pages: deque[_Page] = deque()
+        asked: dict[SourceName, Int64s] = {}
         reached, error, left_out = job.after, None, list[str]()
 
         def line(*, complete: bool, error: str | None = None) -> BulkProgress:
@@ -137,7 +137,7 @@ class Bulks:
                 after, is_last = job.after, False
                 while pages or not is_last:
                     while not is_last and len(pages) < PAGES_MAX:
-                        page = await self._workers.run(partial(_next_page, job, after, ends))
+                        page = await self._workers.run(partial(_next_page, job, after, ends, asked))
                         pages.append(page)
                         after, is_last = page.next, page.next is None
                     page = pages.popleft()
@@ -154,8 +154,8 @@ class Bulks:
                     error = f"{sum(unread.values())} records of {_named(unread)} are not read yet: repeat the action"
                 else:
                     await _await_read(job, ends)
-                    for outcome in STAYING:
-                        counts.pop(outcome, None)
+                    if job.due_ms is None:  # cancels are asked for again
+                        counts.pop(Outcome.UNKNOWN, None)
             if left_out and error is None:
                 error = f"{_named(name for name, end in ends.items() if end is None)} {NO_COMMANDS}"
         except _SilentError as silent:
@@ -188,13 +188,18 @@ async def _await_read(job: Job, ends: LogEnds) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _next_page(job: Job, after: NamedPosition | None, ends: LogEnds) -> _Page:
+def _next_page(job: Job, after: NamedPosition | None, ends: LogEnds, asked: dict[SourceName, Int64s]) -> _Page:
+    """Send the commands of the next page. `asked` are the originals of earlier moves: the next tick of a recurring
+    message that was delivered is found again, and so is a message that stays."""
     rows, named_max = (PAGE_ROWS, NAMED_MAX) if job.due_ms is None else (min(PAGE_ROWS, MOVES_MAX), 1)
     page, orders = job.store.find_originals(job.query, job.now_ms(), after=after, limit=rows), []
     for source, (origin, due_ms) in page.found.items():
-        is_old = origin < (ends.get(source) or 0)
-        kept = origin[is_old if job.due_ms is None else is_old & (due_ms != job.due_ms)]
-        named = list(dict.fromkeys(kept.tolist()))
+        is_wanted = origin < (ends.get(source) or 0)
+        if job.due_ms is not None:
+            before = asked.get(source, origin[:0])
+            is_wanted &= (due_ms != job.due_ms) & ~np.isin(origin, before)
+            asked[source] = np.concatenate((before, origin[is_wanted]))
+        named = list(dict.fromkeys(origin[is_wanted].tolist()))
         orders += [
             Order(source, tuple(named[begin : begin + named_max]), job.due_ms)
             for begin in range(0, len(named), named_max)

@@ -174,7 +174,8 @@ class Dispatcher:
             return Outcome.TOO_LARGE
         for i, row in enumerate(self.store.rows):
             if row.origin == origin and row.state is not PendingState.CANCELLED:
-                moved = replace(row, due_ms=due_ms, at_ms=due_ms, offset=row.offset + 10_000) if due_ms else row
+                next_ms = (due_ms or 0) + (60_000 if row.schedule is not None else 0)  # a tick is delivered at once
+                moved = replace(row, due_ms=next_ms, at_ms=next_ms, offset=row.offset + 10_000) if due_ms else row
                 self.store.rows[i] = moved if due_ms else replace(row, state=PendingState.CANCELLED)
                 self.store.rows.sort(key=_position)
                 return Outcome.MOVED if due_ms else Outcome.CANCELLED

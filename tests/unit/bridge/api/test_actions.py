@@ -212,6 +212,20 @@ def test_an_action_leaves_out_partitions_that_take_no_commands_and_names_them() 
     assert last["error"].startswith("delay/1, delay/7 take no commands now")
 
 
+@pytest.mark.fault("a recurring message, when many are delivered now")
+def test_an_action_takes_one_tick_of_a_recurring_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action acts once on each message, also on a recurring one, whose next tick comes up among the messages
+    behind it."""
+    monkeypatch.setattr(bulk, "MOVES_MAX", 2)
+    rows = [message(n, due_ms=NOW_MS + 1_000, at_ms=NOW_MS + 50_000 + 1_000 * n) for n in range(30)]
+    rows[0] = replace(rows[0], schedule="1m")
+    bridge = Bridge(Store(*rows))
+    assert bridge.dispatcher is not None
+    found = lines(client(bridge).post("/api/v1/messages/deliver", json={"all": True}))
+    assert found[-1]["complete"] and found[-1]["outcomes"] == {"moved": 30}
+    assert sorted(order.origins for order in bridge.dispatcher.sent) == [(n,) for n in range(30)]
+
+
 def test_a_second_search_counts_a_message_that_stays_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that cannot be moved counts once, although the action looks for unread messages again."""
     bridge, dispatcher = bridge_of(3)
