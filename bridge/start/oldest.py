@@ -70,7 +70,7 @@ class OldestRecords:
         return self._is_new
 
     def of_logs(self, marks: Mapping[SourceName, Watermarks]) -> dict[SourceName, Oldest]:
-        """The oldest records of non-empty logs, as far as they are known by now. The others are looked at meanwhile."""
+        """The known oldest records of non-empty logs; the others are looked at meanwhile."""
         self._is_new = False
         wanted = [
             Stretch(name=name, begin=mark.start, end=mark.start + _sample(mark.end - mark.start))

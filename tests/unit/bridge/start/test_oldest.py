@@ -105,8 +105,7 @@ def test_brokers_without_an_answer_leave_the_known_records(batches: Batches, old
 
 @pytest.mark.fault("a slow look at the oldest records of a topic with `retention.bytes`")
 def test_a_look_at_the_oldest_records_blocks_no_other_work(batches: Batches) -> None:
-    """A start and a rebalance do not wait for the look at the oldest records; its result counts as soon as it is
-    there."""
+    """A start and a rebalance do not wait for the look at the oldest records; its result counts at once."""
     looks: list[Callable[[], None]] = []
     oldest = OldestRecords(batches.read, batches.clock, run=looks.append)
     for _ in range(2):
