@@ -93,9 +93,12 @@ class _Connection(H11Protocol):
             self._request = self.loop.call_later(HEAD_S, self.transport.abort)
 
     def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
-        """Keep the connection for an answer under way: the client may only have ended its own side. On a long path it
-        counts as gone; TLS has no such end."""
-        return self.scheme == "http" and self._is_under_way() and not self._is_on_long_path()
+        """Keep the connection for an answer under way, its last one: the client may only have ended its own side. On a
+        long path it counts as gone; TLS has no such end."""
+        is_awaited = self.scheme == "http" and self._is_under_way() and not self._is_on_long_path()
+        if is_awaited:
+            self.cycle.keep_alive = False
+        return is_awaited
 
     def standing(self) -> Standing:
         """The standing by its last request. The application names the client."""
