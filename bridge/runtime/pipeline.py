@@ -486,8 +486,8 @@ class Pipeline:
             make_query=make_query,
             make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs, clock),
             store=store, all_epochs=all_epochs, executor_host=settings.spark.executor_host, suspects=suspects,
-            log_starts=lambda names: {
-                name: mark.start for name, mark in context.cluster.watermarks(sorted(names)).items()
+            log_starts=lambda names, of_all: {
+                name: mark.start for name, mark in context.cluster.watermarks(sorted(names), of_all=of_all).items()
             },
             clock=clock, metrics=context.metrics, on_corrupt=context.on_rebuild, on_fatal=context.on_fatal,
             has_outgrown=has_outgrown, end_jvm=end_jvm,

@@ -92,6 +92,7 @@ class Bench:
         self.batches = Batches(self.plain.log)
         self.streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         self.log_starts: dict[SourceName, int] = {}
+        self.leaderless: set[SourceName] = set()
         self.failures: list[BridgeError] = []
         self.rebuilds: list[str] = []
         self.clock = ManualClock()
@@ -112,7 +113,7 @@ class Bench:
             make_query=self.make_query,
             make_reader=lambda: self.plain,  # type: ignore[arg-type, return-value]
             store=self.store,  # type: ignore[arg-type]
-            log_starts=lambda _: self.log_starts,
+            log_starts=self.find_log_starts,
             all_epochs=EPOCHS,
             executor_host=None,
             suspects=self.suspects,
@@ -123,6 +124,11 @@ class Bench:
             has_outgrown=self.has_outgrown,
             end_jvm=lambda: self.ended.set(),
         )
+
+    def find_log_starts(self, offsets: Mapping[SourceName, int], of_all: bool) -> Mapping[SourceName, int]:
+        if of_all and self.leaderless.intersection(offsets):
+            raise EnvironmentFailure("no leader", hint="Wait.", code="DB-3002")
+        return {name: self.log_starts.get(name, 0) for name in offsets if name not in self.leaderless}
 
     def has_outgrown(self, refused: Mapping[str, int]) -> bool:
         self.refused.append(dict(refused))
@@ -418,6 +424,28 @@ def test_a_log_that_begins_later_is_found_before_the_query_would_spin_on_it(made
     wait_until(lambda: bench.failures, SEEN_S, "it ends")
     [failure] = bench.failures
     assert isinstance(failure, StateError) and failure.code == "DB-4011" and failure.fields["log_start"] == 7
+
+
+@pytest.mark.fault("a partition without a leader, when a query starts")
+def test_a_query_starts_without_the_partitions_that_have_no_leader(made: Callable[..., Bench]) -> None:
+    """While a partition has no leader, the query starts without it, and anew once it has records."""
+    bench = made()
+    bench.leaderless = {B}
+    bench.begin()
+
+    def starts() -> bool:
+        bench.clock.advance(1_000)
+        return not bench.streams.empty()
+
+    wait_until(starts, SEEN_S, "the query starts")
+    stream = bench.next_stream()
+    assert stream.offsets == {A: 0} and not bench.suspects.names
+    stream.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    bench.leaderless, bench.plain.log[B] = set(), 2
+    bench.ingest.note_log_ends({A: 0, B: 2})
+    wait_until(starts, SEEN_S, "the query is started anew")
+    assert B in bench.next_stream().offsets and not bench.failures
 
 
 def test_a_task_that_is_run_again_has_the_query_started_anew(made: Callable[..., Bench]) -> None:
