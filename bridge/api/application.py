@@ -280,7 +280,7 @@ def _must_be_read(place: Origin, incomplete: Incomplete) -> None:
     if partition in incomplete.get("incomplete", ()):
         detail = (
             f"{origin_text(*place)} may be pending: {partition} has just come to this instance, "
-            "which still reads its earlier records. Try again."
+            "which still reads its earlier records, or holds it (/readyz says why). Try again."
         )
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)
 

@@ -38,8 +38,8 @@ OWN_PREFIX: Final = "delay-"
 """The prefix of the headers that the bridge reads and writes."""
 
 INCOMPLETE: Final = (
-    "Instances that did not answer, and partitions (topic/partition) whose earlier records are still being read: "
-    "messages of them are missing here."
+    "Instances that did not answer, and partitions (topic/partition) whose earlier records are still being read, or "
+    "that are held: messages of them are missing here."
 )
 
 

@@ -151,10 +151,12 @@ class Source(Protocol):
         have come later may not be: see `unread`. At once."""
 
     def unread(self) -> Collection[SourceName]:
-        """The partitions of `pending` that are not read up to their committed O: messages may be missing. At once."""
+        """The partitions of this instance whose messages may be missing in `pending`: they are not read up to their
+        committed O, have no open index yet, or are held. At once."""
 
-    def log_ends(self) -> Mapping[SourceName, int]:
-        """The ends of the logs of the partitions of `pending`. Raises BridgeError."""
+    def log_ends(self) -> Mapping[SourceName, int | None]:
+        """The ends of the logs of this instance's partitions; None: the partition answers no command now. Raises
+        BridgeError."""
 
     def overview(self) -> Overview | None:
         """The totals; None whenever `pending` is None."""

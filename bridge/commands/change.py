@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, Message
 from bridge.client import DelayClient, remedy_of
 from bridge.commands.api_client import Absent, ApiClient
 from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of, with_unit
+from bridge.commands.pending import silent_in
 from bridge.commands.replies import NOTHING, AnswerTally, await_answers, topic_of_answers
 from bridge.commands.tail import Tail
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
@@ -152,8 +153,11 @@ def _remark(settings: Settings, id: str | None, place: Origins | None) -> str:
         if place is None or len(place[2]) == 1:
             api = ApiClient(settings.http, None, ASK_S)
             name = {"id": id or ""} if place is None else {"origin": origins_text(*place)}
-            is_known = api.get("count", name).get("count") != 0
-            return WAIT if is_known else f"no pending message of that name at {api.address}; {WAIT}"
+            counted = api.get("count", name)
+            if counted.get("count") != 0:
+                return WAIT
+            if not silent_in(counted):
+                return f"no pending message of that name at {api.address}; {WAIT}"
     return f"not known whether such a message is pending; {WAIT}"
 
 

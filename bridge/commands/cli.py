@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from enum import Enum
@@ -89,6 +90,7 @@ def run_until_signal(config: ConfigOption = None) -> None:
         settings = load(config, os.environ)
         redact.add(settings.secrets())
         logs.configure(format=settings.logs.format, level=settings.logs.level, redact=redact)
+        threading.excepthook = logs.thread_failed
         from bridge.runtime import app as application  # Spark takes a second to import, and no other command needs it
 
         application.run_bridge(settings, partial(load, config, dict(os.environ)), redact)

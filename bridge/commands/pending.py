@@ -103,9 +103,9 @@ class Listing:
         following, silent = None, set[str]()
         for page in pages:
             following = page["next"]
-            silent |= _silent(page)
+            silent |= silent_in(page)
             print_rows(columns, list(map(row, page[name])))
-        _print_silent(silent)
+        print_silent(silent)
         if following is not None:
             say(f"there are more: --all, or --cursor {following}", err=True)
 
@@ -167,7 +167,7 @@ def count_messages(
         if not isinstance(answer.get("count"), int) or not isinstance(answer.get("exact"), bool):
             raise api.foreign()
         print_answer(answer, output, f"{'' if answer['exact'] else 'at least '}{answer['count']}")
-        _print_silent(_silent(answer))
+        print_silent(silent_in(answer))
 
 
 @app.command("export")
@@ -202,7 +202,7 @@ def list_targets(
         if output is OutputFormat.JSON:
             say(as_json(answer))
             return
-        _print_silent(_silent(answer))
+        print_silent(silent_in(answer))
         names = list(dict.fromkeys(name for row in rows for name in row))  # in the order of the API
         print_rows(names, [[shown(row.get(name)) for name in names] for row in rows])
 
@@ -244,7 +244,7 @@ def _print_json(pages: Iterable[Mapping[str, Any]], name: str) -> None:
     before, following, silent = f"{{{as_json(name)}: [", None, set[str]()
     for page in pages:
         following = page["next"]
-        silent |= _silent(page)
+        silent |= silent_in(page)
         for item in page[name]:
             put(f"{before}\n{as_json(item)}")
             before = ","
@@ -252,13 +252,13 @@ def _print_json(pages: Iterable[Mapping[str, Any]], name: str) -> None:
     put(f'{before.removeprefix(",")}\n], "next": {as_json(following)}{incomplete}}}\n')
 
 
-def _silent(answer: Mapping[str, Any]) -> set[str]:
-    """The instances that did not answer, and the partitions that are not read yet."""
+def silent_in(answer: Mapping[str, Any]) -> set[str]:
+    """The instances that did not answer, and the partitions that are not read: messages of them are missing."""
     silent = answer.get("incomplete")
     return set(map(str, silent)) if isinstance(silent, list) else set()
 
 
-def _print_silent(silent: Iterable[str]) -> None:
+def print_silent(silent: Iterable[str]) -> None:
     if silent:
         say(f"incomplete: messages of {', '.join(sorted(silent))} are missing", err=True)
 

@@ -47,6 +47,7 @@ def get_schedule(
         answer = api.get("schedules", {"origin": pending.checked_place(origin, "the message")})
         rows = pending.objects(api, answer, "schedules")
         if not rows:
+            pending.print_silent(pending.silent_in(answer))
             say(f"no recurring message {origin} on this instance", err=True)
             raise typer.Exit(1)
         pending.print_one(rows[0], output)

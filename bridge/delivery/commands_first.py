@@ -68,8 +68,8 @@ class CommandsFirst:
         log_ends: Callable[[Collection[SourceName]], Offsets] | None = None,
         run: Callable[[Callable[[], None]], None] = _on_a_thread,
     ) -> None:
-        """`log_ends` looks up the ends of logs, in the background by way of `run`, and raises EnvironmentFailure; None:
-        there is no wait for commands that were written on."""
+        """`log_ends` looks up the ends of logs, of those with a leader, in the background by way of `run`, and raises
+        EnvironmentFailure; None: there is no wait for commands that were written on."""
         self._clock = clock
         self._patience_s = patience_s
         self._log_ends = log_ends

@@ -92,6 +92,14 @@ class _Connection(H11Protocol):
         elif is_partial and self._request is None:
             self._request = self.loop.call_later(HEAD_S, self.transport.abort)
 
+    def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
+        """Keep the connection for an answer under way, its last one: the client may only have ended its own side. On a
+        long path it counts as gone; TLS has no such end."""
+        is_awaited = self.scheme == "http" and self._is_under_way() and not self._is_on_long_path()
+        if is_awaited:
+            self.cycle.keep_alive = False
+        return is_awaited
+
     def standing(self) -> Standing:
         """The standing by its last request. The application names the client."""
         cycle: Any = self.cycle  # None before the first request, despite its type
@@ -105,12 +113,17 @@ class _Connection(H11Protocol):
         return cycle is not None and bool(cycle.scope["state"].get(WHO))
 
     def _expire(self) -> None:
-        cycle: Any = self.cycle
-        is_under_way = cycle is not None and not cycle.response_complete and not self.transport.is_closing()
-        if is_under_way and cycle.scope["path"] in self._limits.long_paths:
+        if self._is_under_way() and self._is_on_long_path() and not self.transport.is_closing():
             self._end = self.loop.call_later(self._limits.connection_s, self._expire)
         else:
             self.transport.abort()
+
+    def _is_under_way(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _is_on_long_path(self) -> bool:
+        return self.cycle.scope["path"] in self._limits.long_paths
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -73,7 +73,7 @@ class Ingest:
         make_query: Callable[[SparkSession, FrameReceiver], SparkQuery],
         make_reader: Callable[[], PlainReader],
         store: Stores,
-        log_starts: Callable[[Offsets], Offsets],
+        log_starts: Callable[[Offsets, bool], Offsets],
         all_epochs: Mapping[SourceName, DecodeEpochs],
         executor_host: str | None,
         suspects: Suspects,
@@ -85,10 +85,10 @@ class Ingest:
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,
     ) -> None:
-        """`log_starts` looks up the starts of some logs. When partitions come, `all_epochs` already has theirs.
-        `executor_host` is this machine's address for executors elsewhere. `has_outgrown` asks whether topics, each
-        with the time of a record that is too large for a copy (ms), take larger ones by now; then the application
-        starts ingest anew. `end_jvm` ends a JVM that stands still.
+        """`log_starts` looks up the starts of all logs of these offsets, or else of those with a leader. When
+        partitions come, `all_epochs` already has theirs. `executor_host` is this machine's address for executors
+        elsewhere. `has_outgrown` asks whether topics, each with the time of a record that is too large for a copy (ms),
+        take larger ones by now; then the application starts ingest anew. `end_jvm` ends a JVM that stands still.
         `beat` is for the plain reader's thread, `beat_query` for the query's."""
         self._make_reader = make_reader
         self._store = store
@@ -233,7 +233,9 @@ class Ingest:
         return self._suspects.trusted(self._store.next_offsets(run))
 
     def _begin(self, reader: PlainReader, at: Offsets) -> None:
-        self._reading.read_to = dict(at)  # a log that was cut may end below the offsets of the last run
+        # The store's offsets may lie behind ends without a record, which the query does not report. A log that was cut
+        # may end below the offsets of the last run.
+        self._reading.read_to = {name: min(end, self._reading.read_to.get(name, 0)) for name, end in at.items()}
         self._suspects.reading(at)
         reader.assign(at)
 
@@ -270,7 +272,8 @@ class Ingest:
             starved_s = {name: seconds for name, seconds in starved_s.items() if name in behind}
             if behind and self._store.has_room():
                 for name in self._ask(run, reader, behind):
-                    starved_s[name] = starved_s.get(name, 0) + quiet_s
+                    is_left_out = self._queries.leaves_out(name)
+                    starved_s[name] = Wait.STARVING.s if is_left_out else starved_s.get(name, 0) + quiet_s
             if max(starved_s.values(), default=0) >= Wait.STARVING.s:
                 log.warning("query-starves", partitions=texts_of(starved_s))
                 self.restart("partitions-starve")

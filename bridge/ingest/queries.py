@@ -62,7 +62,7 @@ class Queries:
         take: Callable[[int, pa.Table, Offsets, Beat], None],
         store: Stores,
         suspects: Suspects,
-        log_starts: Callable[[Offsets], Offsets],
+        log_starts: Callable[[Offsets, bool], Offsets],
         executor_host: str | None,
         clock: Clock,
         watch: Watch,
@@ -82,6 +82,7 @@ class Queries:
         self._watch = watch
         self._beats = beat
         self.restart_reason = ""
+        self._failures = 0
         self._failure: Exception | None = None
         self._receiver: FrameReceiver | None = None
         self._hand_over: HandOver | None = None
@@ -100,6 +101,10 @@ class Queries:
         session = self._session
         return session.done() and not session.cancelled() and session.exception() is None
 
+    def leaves_out(self, name: SourceName) -> bool:
+        """Whether the present query does not read this partition."""
+        return name not in self._query_start
+
     def cancel(self) -> None:
         """Let it end soon: its tasks cannot send any more."""
         receiver = self._receiver
@@ -113,7 +118,6 @@ class Queries:
 
     def run(self) -> None:
         """Run one query after the other, until a stop. Raises BridgeError."""
-        failures = 0
         session = self._await_session()
         while session is not None and not self._reading.stopping.is_set():
             self.restart_reason = ""
@@ -123,7 +127,7 @@ class Queries:
                 has_sent = self._hand_over is not None and any(
                     self._sent[name] > at for name, at in self._query_start.items()
                 )
-                failures = 1 if has_sent else failures + 1
+                failures = self._failures = 1 if has_sent else self._failures + 1
                 if not self._reading.stopping.is_set():
                     self._suspects.judge(error, failures, self._sent)
                 if self._reading.stopping.is_set() or error.code == JAVA_ENDED or failures > FAILURES_MAX:
@@ -132,7 +136,7 @@ class Queries:
                 log.warning("query-failed", reason=str(error), failures=failures, pause_s=pause_s)
                 self._await(lambda: False, pause_s)
             else:
-                failures = 0
+                self._failures = 0
                 if not self._reading.stopping.is_set():
                     log.info("query-restarted", reason=self.restart_reason or "partition-released")
 
@@ -199,8 +203,7 @@ class Queries:
         self._await(lambda: self._is_over(run) or self._suspects.are_done(self._store.next_offsets()))
         if self._is_over(run):
             return
-        offsets = self._suspects.trusted(self._store.next_offsets(run))
-        self._must_be_there(offsets)
+        offsets = self._with_leaders(self._suspects.trusted(self._store.next_offsets(run)))
         self._query_start, self._sent = offsets, dict(offsets)
         hand_over = self._hand_over = HandOver(offsets, self._clock.monotonic_s())
         streaming = query.start(offsets, directory)
@@ -223,11 +226,15 @@ class Queries:
     def _is_over(self, run: int) -> bool:
         return self._reading.stopping.is_set() or run != self._store.run
 
-    def _must_be_there(self, offsets: Offsets) -> None:
-        """Refuse a log that starts later than these offsets: the source would be silent, or loop for ever."""
-        for name, log_start in self._log_starts(offsets).items():
+    def _with_leaders(self, offsets: Offsets) -> Offsets:
+        """These offsets; after a failure without those of logs that have no leader: they starve later, and then the
+        query starts anew. At first an election may be under way: raises EnvironmentFailure. Raises StateError for a log
+        that starts later: the source would be silent, or loop for ever."""
+        starts = self._log_starts(offsets, not self._failures)
+        for name, log_start in starts.items():
             if log_start > offsets[name]:
                 raise records_gone(topic=name[0], partition=name[1], wanted=offsets[name], log_start=log_start)
+        return {name: at for name, at in offsets.items() if name in starts} or offsets
 
     def _serve(self, run: int, streaming: StreamingQuery, hand_over: HandOver) -> None:
         """Watch the query; relieve the plain reader when the query has nearly caught up with it."""

@@ -75,21 +75,21 @@ def cuts(
 def _epochs(
     consumer: Consumer, asked: Mapping[SourceName, int], stretches: Mapping[SourceName, ReadStretch]
 ) -> dict[SourceName, int | None]:
-    """The epochs of the first records from these offsets on, of the partitions that answer in time."""
+    """The epochs of the first records from these offsets on, of the partitions that answer in time, and without an
+    error."""
     clock = SystemClock()
     epochs: dict[SourceName, int | None] = {}
     consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in asked.items()])
-    deadline_s = clock.monotonic_s() + ANSWER_S
-    while len(epochs) < len(asked) and clock.monotonic_s() < deadline_s:
+    deadline_s, left = clock.monotonic_s() + ANSWER_S, set(asked)
+    while left and clock.monotonic_s() < deadline_s:
         message = consumer.poll(_POLL_S)
-        error = None if message is None else message.error()
-        if message is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):
+        if message is None or (place := (str(message.topic()), int(message.partition() or 0))) not in left:
             continue
-        place = (str(message.topic()), int(message.partition() or 0))
-        if place not in asked or place in epochs:
-            continue
-        is_there = error is None and (message.offset() or 0) < stretches[place].end
-        epoch = message.leader_epoch() if is_there else None
-        epochs[place] = -1 if is_there and epoch is None else epoch
+        left.remove(place)
         consumer.incremental_unassign([TopicPartition(*place)])
+        error = message.error()
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            is_there = error is None and (message.offset() or 0) < stretches[place].end
+            epoch = message.leader_epoch() if is_there else None
+            epochs[place] = -1 if is_there and epoch is None else epoch
     return epochs

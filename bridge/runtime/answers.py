@@ -41,10 +41,13 @@ class Answers:
         pauses: PauseControl,
         commands: Callable[[], CommandChannel | None],
         log_ends: Callable[[Collection[SourceName]], Mapping[SourceName, int]],
+        assigned: Callable[[], Collection[SourceName]],
     ) -> None:
+        """`log_ends` looks up the ends of the logs with a leader; `assigned` are the partitions of this instance, with
+        or without an open index."""
         self._pipeline, self._targets, self._gauges = pipeline, targets, gauges
         self._letters, self._pauses, self._commands = letters, pauses, commands
-        self._log_ends = log_ends
+        self._log_ends, self._assigned = log_ends, assigned
         self._lateness, self._health, self._lag, self._clock = lateness, health, lag, clock
 
     def now_ms(self) -> int:
@@ -62,13 +65,18 @@ class Answers:
         store = self.pending()
         if store is None:
             return []
-        committed = store.committed()
-        at = store.next_offsets()  # second: both grow, and O stays below
-        return [name for name, reached in committed.items() if at.get(name, reached.offset) < reached.offset]
+        committed, assigned = store.committed(), self._assigned()
+        at = store.next_offsets()  # second: all grow, and O stays below
+        behind = [name for name, reached in committed.items() if at.get(name, reached.offset) < reached.offset]
+        return [*behind, *(name for name in assigned if name not in at)]
 
-    def log_ends(self) -> Mapping[SourceName, int]:
-        store = self.pending()
-        return {} if store is None else self._log_ends(store.next_offsets())
+    def log_ends(self) -> Mapping[SourceName, int | None]:
+        pipeline = self._pipeline()
+        if pipeline is None or pipeline.store is None:
+            return {}
+        here = pipeline.store.next_offsets().keys()
+        found = self._log_ends(here - pipeline.without_commands())
+        return {name: found.get(name) for name in {*here, *self._assigned()}}
 
     def overview(self) -> Overview | None:
         store, now_ms = self.pending(), self._clock.now_ms()

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum
-from functools import partial
 from typing import Final
 
 import structlog
@@ -29,6 +28,7 @@ from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.targets.cache import Targets
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.ingest.batches.reading_mark import SEARCHED, ReadingMark
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.kafka.membership import Ownership
@@ -121,7 +121,8 @@ class Application:
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
-        self._identity = IdentityWatch(clock, self._metrics.truncated, self._beat)
+        mark = ReadingMark(settings.store.directory, SEARCHED)
+        self._identity = IdentityWatch(clock, self._metrics.truncated, self._beat, mark)
         self._conditions = Conditions(settings, clock)
 
     # ---- from other threads, and signals
@@ -228,7 +229,8 @@ class Application:
             pipeline=lambda: self._pipeline, targets=lambda: self._targets, gauges=self._snapshot,
             lateness=self._metrics.lateness, health=self._health, lag=self._lag, clock=self._clock,
             letters=Letterbox(self._settings, self._clock), pauses=self._pauses, commands=lambda: self._commands,
-            log_ends=partial(wiring.log_ends, self._settings),
+            log_ends=lambda names: wiring.log_ends(Cluster(self._settings), names),
+            assigned=lambda: frozenset() if self._ownership is None else self._ownership.assignment(),
         )  # fmt: skip
         return wiring.make_api(self._settings, answers, self._metrics, self._hearts)
 

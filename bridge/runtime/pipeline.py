@@ -380,6 +380,10 @@ class Pipeline:
         held = {} if self._suspects is None else self._suspects.held()
         return {name: batch.offset for name, batch in held.items()}
 
+    def without_commands(self) -> frozenset[SourceName]:
+        """The partitions in which no command is finished now: they have a corrupt batch, or messages in doubt."""
+        return self._context.dispatcher.doubts.held().union(self.corrupt_batches())
+
     def impediments(self) -> tuple[str, ...]:
         """The reasons why ingest or delivery waits while the pipeline runs."""
         if self._maintenance is not None and self._maintenance.disk_is_full:
@@ -485,8 +489,8 @@ class Pipeline:
             make_query=make_query,
             make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs, clock),
             store=store, all_epochs=all_epochs, executor_host=settings.spark.executor_host, suspects=suspects,
-            log_starts=lambda names: {
-                name: mark.start for name, mark in context.cluster.watermarks(sorted(names)).items()
+            log_starts=lambda names, of_all: {
+                name: mark.start for name, mark in context.cluster.watermarks(sorted(names), of_all=of_all).items()
             },
             clock=clock, metrics=context.metrics, on_fatal=context.on_fatal,
             has_outgrown=has_outgrown, end_jvm=end_jvm,

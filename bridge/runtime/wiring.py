@@ -37,6 +37,8 @@ from bridge.delivery.targets.pauses import Pauses
 from bridge.http.management import ManagementServer
 from bridge.http.protection import Protection
 from bridge.ingest.batches.choices import ENDS, Choices
+from bridge.ingest.batches.reader import BatchReader
+from bridge.ingest.batches.reading_mark import LOOKED_UP, ReadingMark
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
@@ -148,7 +150,7 @@ def make_resuming(
         store=store,
         bring=bring,
         read=read,
-        log_ends=lambda names: {n: mark.end for n, mark in cluster.watermarks(sorted(names), of_all=False).items()},
+        log_ends=partial(log_ends, cluster),
         clock=context.clock,
         rate=settings.delivery.resume_rate,
     )
@@ -175,7 +177,13 @@ def make_writer(
 def make_doubts(settings: Settings, cluster: Cluster, clock: Clock, metrics: Metrics, hearts: Heartbeats) -> Doubts:
     """The look-up of transactions that ended unasked."""
     return Doubts(
-        read=LookUp(cluster, partial(make_consumer, settings), clock),
+        read=LookUp(
+            cluster,
+            partial(make_consumer, settings),
+            clock,
+            ReadingMark(settings.store.directory, LOOKED_UP),
+            BatchReader.of(settings, connector.jars).read,
+        ),
         choices=Choices(settings.store.directory, ENDS),
         letter_topics={settings.dead_letter_topic(name) for name in settings.delay_topics},
         file=DoubtFile(settings.store.directory),
@@ -242,15 +250,11 @@ def session_maker(settings: Settings, cluster: Cluster) -> Callable[[], SparkSes
     return lambda: spark.start(settings, jars, partitions)
 
 
-def log_ends(settings: Settings, names: Collection[SourceName]) -> dict[SourceName, int]:
-    """The ends of these logs, from a connection of its own. Raises EnvironmentFailure."""
-    return {name: mark.end for name, mark in Cluster(settings).watermarks(sorted(names)).items()}
+def log_ends(cluster: Cluster, names: Collection[SourceName]) -> dict[SourceName, int]:
+    """The ends of these logs, except those without a leader. Raises EnvironmentFailure."""
+    return {name: mark.end for name, mark in cluster.watermarks(sorted(names), of_all=False).items()}
 
 
 def make_commands_first(settings: Settings, cluster: Cluster, clock: Clock) -> CommandsFirst:
     """The wait of messages for earlier commands after a start, from the settings."""
-
-    def log_ends(names: Collection[SourceName]) -> dict[SourceName, int]:
-        return {name: mark.end for name, mark in cluster.watermarks(sorted(names)).items()}
-
-    return CommandsFirst(clock, settings.start.read_commands / 1000, log_ends)
+    return CommandsFirst(clock, settings.start.read_commands / 1000, partial(log_ends, cluster))

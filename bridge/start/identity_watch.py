@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
+from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.kafka.admin import Cluster, Topic, Watermarks
 from bridge.kafka.leader_epochs import ReadStretch
 from bridge.kafka.membership import Ownership
@@ -90,12 +91,14 @@ class IdentityWatch:
         clock: Clock,
         on_cut: Callable[[str, int], None] = lambda topic, records: None,
         beat: Beat = unwatched,
+        mark: ReadingMark | None = None,
     ) -> None:
         """`on_cut` gets the topic of a cut log and the number of records that the brokers have lost; `beat` is the
-        heartbeat of the looking thread."""
+        heartbeat of the looking thread; `mark` is that of searches for cuts."""
         self._clock = clock
         self._on_cut = on_cut
         self._beat = beat
+        self._mark = mark
         self._ids: dict[str, str] = {}
         self._holds: Mapping[SourceName, _Hold] = {}
         self._before: Mapping[SourceName, Looked] = {}
@@ -295,12 +298,20 @@ class IdentityWatch:
             return held
 
     def _cuts(self, cluster: Cluster, wanted: Mapping[SourceName, ReadStretch]) -> dict[SourceName, int | None]:
+        mark = self._mark
+        asked = {name: each for name, each in wanted.items() if mark is None or not mark.is_suspect(name, each.end)}
+        _warn(wanted.keys() - asked.keys(), "two processes have ended in a search of their logs")
+        if mark is not None and asked:
+            mark.note({name: each.end for name, each in asked.items()})
         try:
-            cuts = cluster.cuts(wanted, self._beat)
+            cuts = cluster.cuts(asked, self._beat)
         except EnvironmentFailure as error:
-            _warn(wanted, error.message)
+            _warn(asked, error.message)
             return {}
-        _warn(wanted.keys() - cuts.keys(), "their records cannot be read")
+        finally:
+            if mark is not None and asked:
+                mark.clear()
+        _warn(asked.keys() - cuts.keys(), "their records cannot be read")
         return cuts
 
     def _hold(self, new: Mapping[SourceName, _Hold]) -> None:

@@ -255,8 +255,8 @@ class RetentionGuard:
         now_s = self._clock.monotonic_s()
         starts = {name: mark.start for name, mark in marks.items()}
         every_s = GONE_INTERVAL_S if any(self.gone.values()) else REFRESH_INTERVAL_S
-        is_new = self._looked_s is None or now_s - self._looked_s >= every_s or bool(self._in_memory)
-        if not marks or (starts == self._starts and not is_new):
+        is_due = self._looked_s is None or now_s - self._looked_s >= every_s or bool(self._in_memory)
+        if not marks or (starts == self._starts and not is_due and not self._oldest.has_news()):
             return
         self._looked_s, self._starts = now_s, starts
         try:

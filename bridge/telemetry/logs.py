@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -33,11 +34,14 @@ RATIONS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("answer-dropped", "dead-letter-cut", "dead-letter-plain", "dead-letter-written"), 20),
     **dict.fromkeys(("record-not-held", "target-breaker-open", "target-failing", "transaction-aborted"), 20),
     **dict.fromkeys(("accept-failed", "api-failed", "api-search-failed", "peer-unavailable"), 20),
+    "targets-not-refreshed": 2,  # twice a second, with a stack trace
     "jvm-output": 100,  # some stack traces: a task that keeps failing prints thousands
     "login-failed": 1,
 }
 """Lines within RATION_S of the events that every record of a producer, every request or connection of an HTTP client,
 or every task of Spark can cause."""
+
+log = structlog.get_logger("bridge.telemetry.logs")
 
 
 def configure(
@@ -79,6 +83,13 @@ def configure(
     handler.addFilter(Rations())
     handler.addFilter(_is_worth_a_line)
     _replace_handlers(handler, level.upper())
+
+
+def thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """Log the error that has ended a thread, in place of a trace on standard error: for `threading.excepthook`."""
+    if failure.exc_type is not SystemExit:
+        name = None if failure.thread is None else failure.thread.name
+        log.error("thread-failed", thread=name, exc_info=failure.exc_value)
 
 
 def _replace_handlers(handler: logging.Handler, level: str) -> None:

@@ -63,8 +63,6 @@ SPARE_CHARS = 960
 _STEP_CHARS_MAX = 56
 CUTS_MAX = 4
 """Cuts that are kept apart. Beyond it the two oldest become one, at the lower offset."""
-TOPIC_CHARS_MAX = 249
-"""Length of a topic's name, by Kafka's rule."""
 PAUSES_CHARS_MAX = 1_600
 """Metadata that pauses may take."""
 

@@ -163,7 +163,7 @@ def test_a_moment_without_a_leader_is_waited_out_and_no_more(
 def test_the_log_tells_its_age(bench: Bench) -> None:
     """Offsets by time, and the oldest record's time and size, where there is one."""
     bench.create(STAMPED)
-    records = OldestRecords.of(bench.settings(), connector.jars, SystemClock())
+    records = OldestRecords.of(bench.settings(), connector.jars, SystemClock(), run=lambda look: look())
     marks = bench.cluster.watermarks([(bench.name, 0)])
     assert records.of_logs(marks) == {}
     producer = Producer({"bootstrap.servers": bench.bootstrap})

@@ -49,7 +49,7 @@ def test_what_cannot_be_read_holds_up_its_own_partition_until_it_is_decided(
     with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, TopicReader(broker.bootstrap, [target]) as reader:
         bridge.data.mkdir(parents=True)
         mark = {f"{delay}/1": 0}
-        (bridge.data / reading_mark.FILE).write_text(json.dumps({"at": mark, "before": mark}))
+        (bridge.data / reading_mark.READ).write_text(json.dumps({"at": mark, "before": mark}))
         bridge.start()
         send(2, b"2.0")
         reader.wait_for(4, DELIVERED_S_MAX)

@@ -66,6 +66,8 @@ class Copied:
     share their rows share this object; for an id it may have later messages, too."""
 
     origins: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    first_ms: int = AT_MAX
+    """The time at which the first one that was read comes up: it may leave in the command's own transaction."""
     is_unsure: bool = False
     """Whether there may be more, from copies that an earlier process wrote."""
 
@@ -256,13 +258,15 @@ class Commands:
             ids.add(effect.id)
         return OFFSET_MAX
 
-    def note_read(self, offset: Int64s, origin: Int64s, ids: pa.Array) -> None:
+    def note_read(self, rows: Positions, origin: Int64s, ids: pa.Array) -> None:
         """Note copies that were read above commands by id."""
         keys = digests_or_zeros(ids)
         read = set(keys.hi.tolist())
         for effect in _distinct(each for each in self.effects.values() if each.named is None and each.id[0] in read):
             hi, lo = effect.id
-            effect.copied.add(origin[(keys.hi == hi) & (keys.lo == lo) & (offset > effect.offset)])
+            mine = (keys.hi == hi) & (keys.lo == lo) & (rows.offset > effect.offset)
+            effect.copied.add(origin[mine])
+            effect.copied.first_ms = int(rows.at[mine].min(initial=effect.copied.first_ms))
 
     def take_in(
         self, effects: Sequence[Effect], finished: Callable[[Positions], Bools], now_ms: int, *, is_unread: bool

@@ -42,10 +42,6 @@ class Chunks:
     def __len__(self) -> int:
         return len(self._payload)
 
-    def live_rows(self) -> int:
-        """The number of rows in memory, with those that are handed out."""
-        return int(self._live[list(self._payload)].sum())
-
     def add(self, payload: pa.RecordBatch, row_bytes: int | None = None) -> int:
         """Register a payload whose rows are all live; returns the chunk's id. `row_bytes` is the size of a row, if
         known."""

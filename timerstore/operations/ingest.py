@@ -115,7 +115,7 @@ class StoreIngest:
                 state.commands.take_in(effects, resident.finished, now_ms, is_unread=state.is_unread())
                 if len(copies) and state.commands.effects:
                     ids = batch.payload.column("id").take(pa.array(copies))
-                    state.commands.note_read(batch.rows.offset[copies], origin, ids)
+                    state.commands.note_read(batch.rows[copies], origin, ids)
             if was_unread:
                 state.commands.give_up()
             first_ms = int(new.rows.at[0]) if len(new) else AT_MAX

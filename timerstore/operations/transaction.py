@@ -327,14 +327,14 @@ class Transaction:
         return bool((recalled | named_among(named, self._hurried)).any())
 
     def _pending_of_id(self, effect: Effect) -> tuple[Int64s, int]:
-        """The originals of an id that are pending, or have copies in transit; and the time (ms) at which the first
-        pending one comes up."""
+        """The originals of an id that are pending, or have copies in transit; and the time (ms) at which the first one
+        that was read comes up."""
         gone, covered, copied = self._judged_by_id(effect)
         origin, acted = effect.origin[: effect.upto], self._are_acted(effect)
         is_live = ~(gone | acted | covered)
         moving = origin[acted | copied], effect.copied.origins, *self._moving(effect)
         named: Int64s = np.unique(np.concatenate((origin[is_live], *moving)))
-        first_ms = effect.rows.at[: effect.upto][is_live].min(initial=OFFSET_MAX)
+        first_ms = effect.rows.at[: effect.upto][is_live].min(initial=effect.copied.first_ms)
         return named[named < effect.offset], int(first_ms)
 
     def _are_acted(self, effect: Effect) -> Bools:

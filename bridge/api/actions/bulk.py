@@ -1,25 +1,26 @@
 """An action on all matching messages, page by page in the order in which they come up, several pages at a time.
 
-It acts on messages that were sent before it began and do not have the wanted due time yet; so it never finds again the
-messages that it has moved. Some of their records may be unread at its beginning, behind a backlog or in a partition
-that has just come: it waits up to READ_S for them, and acts once more. With unread records it is not complete. A page
-counts as done after the answers to all its commands and to those of all pages before it. So the messages that are done
-form a prefix, even if the client, the bridge or the network breaks the action off. The cursor of the last line
-continues from there. The same action without the cursor does so, too: cancelled messages no longer match, and moved
-ones have the wanted due time.
+It acts once on each message that was sent before it began and does not have the wanted due time yet. Some of their
+records may be unread at its beginning, behind a backlog or in a partition that has just come: it waits up to READ_S for
+them, and acts once more. With unread records it is not complete. It leaves out the partitions that take no commands
+now, names them, and is not complete either. A page counts as done after the answers to all its commands and to those of
+all pages before it. So the messages that are done form a prefix, even if the client, the bridge or the network breaks
+the action off. The cursor of the last line continues from there. The same action without the cursor does so, too:
+cancelled messages no longer match, and moved ones have the wanted due time.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Final
 
+import numpy as np
 from fastapi.responses import StreamingResponse
 
 from bridge.api import cursor as cursors
@@ -29,12 +30,13 @@ from bridge.api.routing import Asked
 from bridge.api.source import CommandChannel, NotOwnedError, Order, PendingMessages
 from bridge.errors import BridgeError
 from bridge.http.workers import Unavailable, Workers
-from bridge.stores.names import NamedPosition, SourceName
+from bridge.stores.names import NamedPosition, SourceName, texts_of
 from bridge.stores.search import Query
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import NAMED_MAX
 from timerstore.errors import TimerStoreError
 from timerstore.operations.find import ORIGINALS_MAX
+from timerstore.rows.position import Int64s
 
 MEDIA_TYPE: Final = "application/x-ndjson"
 BULKS_MAX: Final = 2
@@ -50,29 +52,38 @@ PAGE_S: Final = 60.0
 READ_S: Final = 15.0
 """The longest wait for unread records. The ends of transactions behind the last record take up to ten seconds."""
 LOOK_S: Final = 0.1
+NO_COMMANDS: Final = (
+    "take no commands now (no leader, a corrupt batch, messages in doubt, or no open index): repeat the action"
+)
+
+NAMES_MAX: Final = 10
+"""Maximum number of partitions in an error."""
+
+LogEnds = Mapping[SourceName, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A bulk action. `due_ms` is that of its `Order`s; `log_ends` looks up the ends of the logs."""
+    """A bulk action. `due_ms` is that of its `Order`s; `log_ends` is that of the `Source`."""
 
     store: PendingMessages
     commands: CommandChannel
     query: Query
     after: NamedPosition | None
     due_ms: int | None
-    log_ends: Callable[[], Mapping[SourceName, int]]
+    log_ends: Callable[[], LogEnds]
     now_ms: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
+    orders: Sequence[Order]
     futures: Sequence[Future[Sequence[Answer]]]
     next: NamedPosition | None
 
 
 class _SilentError(Exception):
-    """A command of the page has no answer in time."""
+    """Commands of the page have no answer in time; the text names their partitions."""
 
 
 class Bulks:
@@ -108,22 +119,25 @@ class Bulks:
         """Act. Yields a line after each page, and then the last one."""
         counts: Counter[Outcome] = Counter()
         pages: deque[_Page] = deque()
-        reached, error = job.after, None
+        asked: dict[SourceName, Int64s] = {}
+        reached, error, left_out = job.after, None, list[str]()
 
         def line(*, complete: bool, error: str | None = None) -> BulkProgress:
-            cursor = None if complete else _text(reached)
+            cursor = None if complete else _text(job.after if left_out else reached)
             return BulkProgress(
-                done=counts.total(), outcomes=dict(counts), cursor=cursor, complete=complete, error=error
-            )
+                done=counts.total(), outcomes=dict(counts), cursor=cursor, complete=complete, error=error,
+                **({"incomplete": left_out} if left_out else {}),
+            )  # fmt: skip
 
         try:
             ends = await self._workers.run(job.log_ends)
+            left_out = texts_of(name for name, end in ends.items() if end is None)
             for is_last_search in (False, True):
                 is_read, reached = not _unread(job, ends), job.after
                 after, is_last = job.after, False
                 while pages or not is_last:
                     while not is_last and len(pages) < PAGES_MAX:
-                        page = await self._workers.run(partial(_next_page, job, after, ends))
+                        page = await self._workers.run(partial(_next_page, job, after, ends, asked))
                         pages.append(page)
                         after, is_last = page.next, page.next is None
                     page = pages.popleft()
@@ -136,11 +150,16 @@ class Bulks:
                     break
                 reached = job.after  # unread messages may come up before the messages that are done
                 if is_last_search:
-                    error = f"{_unread(job, ends)} records of the delay topics are not read yet: repeat the action"
+                    unread = _unread(job, ends)
+                    error = f"{sum(unread.values())} records of {_named(unread)} are not read yet: repeat the action"
                 else:
                     await _await_read(job, ends)
-        except _SilentError:
-            error = f"no answers within {PAGE_S:.0f} s: the commands of the last pages are in the delay topic"
+                    if job.due_ms is None:  # cancels are asked for again
+                        counts.pop(Outcome.UNKNOWN, None)
+            if left_out and error is None:
+                error = f"{_named(name for name, end in ends.items() if end is None)} {NO_COMMANDS}"
+        except _SilentError as silent:
+            error = f"no answers from {silent} within {PAGE_S:.0f} s: commands of the last pages are in the delay topic"
         except Unavailable as late:
             error = str(late)
         except (BridgeError, TimerStoreError) as failure:
@@ -157,39 +176,51 @@ class Bulks:
         yield line(complete=error is None, error=error)
 
 
-def _unread(job: Job, ends: Mapping[SourceName, int]) -> int:
-    """The number of unread records below these ends."""
+def _unread(job: Job, ends: LogEnds) -> dict[SourceName, int]:
+    """The number of unread records below these ends, by partition."""
     at = job.store.next_offsets()
-    return sum(max(0, end - at.get(name, 0)) for name, end in ends.items())
+    return {name: end - at.get(name, 0) for name, end in ends.items() if end is not None and end > at.get(name, 0)}
 
 
-async def _await_read(job: Job, ends: Mapping[SourceName, int]) -> None:
+async def _await_read(job: Job, ends: LogEnds) -> None:
     until_s = asyncio.get_running_loop().time() + READ_S
     while _unread(job, ends) and asyncio.get_running_loop().time() < until_s:
         await asyncio.sleep(LOOK_S)
 
 
-def _next_page(job: Job, after: NamedPosition | None, ends: Mapping[SourceName, int]) -> _Page:
+def _next_page(job: Job, after: NamedPosition | None, ends: LogEnds, asked: dict[SourceName, Int64s]) -> _Page:
+    """Send the commands of the next page. `asked` are the originals of earlier moves: the next tick of a recurring
+    message that was delivered is found again, and so is a message that stays."""
     rows, named_max = (PAGE_ROWS, NAMED_MAX) if job.due_ms is None else (min(PAGE_ROWS, MOVES_MAX), 1)
     page, orders = job.store.find_originals(job.query, job.now_ms(), after=after, limit=rows), []
     for source, (origin, due_ms) in page.found.items():
-        is_old = origin < ends.get(source, 0)
-        kept = origin[is_old if job.due_ms is None else is_old & (due_ms != job.due_ms)]
-        named = list(dict.fromkeys(kept.tolist()))
+        is_wanted = origin < (ends.get(source) or 0)
+        if job.due_ms is not None:
+            before = asked.get(source, origin[:0])
+            is_wanted &= (due_ms != job.due_ms) & ~np.isin(origin, before)
+            asked[source] = np.concatenate((before, origin[is_wanted]))
+        named = list(dict.fromkeys(origin[is_wanted].tolist()))
         orders += [
             Order(source, tuple(named[begin : begin + named_max]), job.due_ms)
             for begin in range(0, len(named), named_max)
         ]
-    return _Page(job.commands.send(orders), page.next)
+    return _Page(orders, job.commands.send(orders), page.next)
 
 
 def _answers(page: _Page) -> list[Answer]:
     _, left = wait(page.futures, PAGE_S)
     for future in left:
         future.cancel()
-    if left:
-        raise _SilentError  # a class of its own: other waits raise TimeoutError, too
+    if left:  # an error of its own: other waits raise TimeoutError, too
+        silent = {order.source for order, future in zip(page.orders, page.futures, strict=True) if future in left}
+        raise _SilentError(_named(silent))
     return [answer for future in page.futures for answer in future.result()]
+
+
+def _named(names: Iterable[SourceName]) -> str:
+    """The first of these partitions, for people."""
+    texts = texts_of(names)
+    return ", ".join([*texts[:NAMES_MAX], *([f"{len(texts) - NAMES_MAX} more"] if len(texts) > NAMES_MAX else [])])
 
 
 def _text(position: NamedPosition | None) -> str | None:

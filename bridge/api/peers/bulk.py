@@ -65,11 +65,12 @@ def _sum(last: Mapping[str, BulkProgress], silent: list[str]) -> BulkProgress:
     left = [line.cursor for line in last.values() if not line.complete]
     errors = [f"{who}: {line.error}" for who, line in last.items() if line.error is not None]
     errors += [f"{who}: no answer, or an incomplete one" for who in silent]
+    missing = [*silent, *(partition for line in last.values() for partition in line.incomplete)]
     return BulkProgress(
         done=sum(line.done for line in last.values()),
         outcomes=dict(outcomes),
         cursor=None if None in left else min(filter(None, left), key=cursors.decode_position, default=None),
         complete=not left,
         error="; ".join(errors) if errors else None,
-        **({"incomplete": silent} if silent else {}),
+        **({"incomplete": missing} if missing else {}),
     )

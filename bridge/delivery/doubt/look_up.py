@@ -5,21 +5,27 @@ open transactions. In a delay topic, the read begins at the committed O, which l
 transaction. Elsewhere it begins at a time: the clock is that of the client that wrote the records, or of a broker,
 which may be behind. Timestamps of other producers only make the read longer: it begins at the first record that is not
 older.
+
+The consumer unpacks whole batches in this process. Places in which two processes have ended are read batch by batch in
+a process of their own (ingest/batches).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bridge.delivery.doubt.records import See
-from bridge.errors import EnvironmentFailure
+from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch
+from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import kafka_error
-from bridge.wire.received import headers_of
+from bridge.stores.names import SourceName
+from bridge.wire.received import Record, headers_of
 from timerstore.clock import Clock
 
 Place = tuple[str, int]
@@ -43,11 +49,20 @@ POLL_S: Final = 0.1
 class LookUp:
     """See the module. Each call has a thread of its own."""
 
-    def __init__(self, cluster: Cluster, make_consumer: Callable[[], Consumer], clock: Clock) -> None:
-        """`make_consumer` makes a consumer that reads committed records and reports ends of partitions."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        make_consumer: Callable[[], Consumer],
+        clock: Clock,
+        mark: ReadingMark,
+        read_batches: Callable[[Sequence[Stretch], Callable[[], bool]], Iterator[tuple[SourceName, Found]]],
+    ) -> None:
+        """`make_consumer` makes a consumer that reads committed records and reports ends of partitions;
+        `read_batches` is that of a `BatchReader`."""
         self._cluster = cluster
         self._make_consumer = make_consumer
         self._clock = clock
+        self._mark, self._read_batches = mark, read_batches
         self._missing_s: dict[str, float] = {}
         """The beginning of each topic's absence."""
 
@@ -68,11 +83,17 @@ class LookUp:
                 yield place, failure.message
         yield from ((place, "") for place, pieces in stretches.items() if not pieces)
         left = {part: place for place, pieces in stretches.items() for part in pieces}
+        parts = {part: stretches[place][part] for part, place in left.items()}
+        for part, (start, end) in parts.items():
+            if part in left and self._mark.is_suspect(part, start):
+                yield from self._read_apart(Stretch(name=part, begin=start, end=end), left, see, is_over)
         try:
-            yield from self._read({part: stretches[place][part] for part, place in left.items()}, left, see, is_over)
+            yield from self._read({part: parts[part] for part in left}, left, see, is_over)
         except (KafkaException, EnvironmentFailure) as error:
             reason = kafka_error(error).str() if isinstance(error, KafkaException) else error.message
             yield from ((place, reason) for place in dict.fromkeys(left.values()))
+        finally:
+            self._mark.clear()
 
     def _stretches(self, place: Place, begin: int) -> dict[Place, tuple[int, int]]:
         """Begin and end of each partition with new records."""
@@ -97,6 +118,23 @@ class LookUp:
         elif self._clock.monotonic_s() - self._missing_s.setdefault(topic, self._clock.monotonic_s()) < MISSING_S:
             raise EnvironmentFailure(MISSING, hint="It is looked up again.", topic=topic, code="DB-3002")
 
+    def _read_apart(
+        self, stretch: Stretch, left: dict[Place, Place], see: See, is_over: Callable[[], bool]
+    ) -> Iterator[tuple[Place, str]]:
+        """Read a partition in another process; `left` as for `_read`."""
+        reason = NOT_READ
+        try:
+            for part, item in self._read_batches([stretch], is_over):
+                if isinstance(item, Record) and item.offset < stretch.end:
+                    see(*part, item.offset, item.headers)
+                elif isinstance(item, CorruptBatch):
+                    reason = item.reason
+                elif isinstance(item, End) and item.offset >= stretch.end:
+                    reason = ""
+        except BridgeError as failure:
+            reason = failure.message
+        yield from _given_up(left, [stretch.name], reason) if reason else _done(left, stretch.name)
+
     def _read(
         self,
         stretches: Mapping[Place, tuple[int, int]],
@@ -109,13 +147,18 @@ class LookUp:
             return
         with closing(self._make_consumer()) as consumer:
             consumer.assign([TopicPartition(*part, start) for part, (start, _) in stretches.items()])
-            heard_s, count = self._clock.monotonic_s(), 0
+            heard_s, count, noted = self._clock.monotonic_s(), 0, 0
             while left and not is_over():
+                if noted != len(left):
+                    noted = len(left)
+                    self._mark.note({part: stretches[part][0] for part in left})
                 for message in consumer.consume(POLL_RECORDS, POLL_S):
                     part, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
                     error, place = message.error(), left.get(part)
                     if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                        yield from _given_up(left, message.topic(), error)
+                        if message.topic() is None:
+                            raise KafkaException(error)
+                        yield from _given_up(left, [each for each in left if each[0] == part[0]], error.str())
                     elif place is not None:
                         end = stretches[part][1]
                         if error is None and offset < end:
@@ -123,18 +166,21 @@ class LookUp:
                             heard_s, count = self._clock.monotonic_s(), count + 1
                         # An open transaction ends the readable part of a log before its end.
                         if offset + (error is None) >= end:
-                            del left[part]
-                            if place not in left.values():
-                                yield place, ""
+                            yield from _done(left, part)
                 if count > RECORDS_MAX or self._clock.monotonic_s() - heard_s > QUIET_S:
                     yield from ((place, NOT_READ) for place in dict.fromkeys(left.values()))
                     return
 
 
-def _given_up(left: dict[Place, Place], topic: str | None, error: KafkaError) -> Iterator[tuple[Place, str]]:
-    """Give up all partitions of a topic with an error. Raises KafkaException for an error without a topic."""
-    if topic is None:
-        raise KafkaException(error)
-    parts = [part for part in left if part[0] == topic]
-    for place in dict.fromkeys([left.pop(part) for part in parts]):
-        yield place, error.str()
+def _done(left: dict[Place, Place], part: Place) -> Iterator[tuple[Place, str]]:
+    """A partition is read to its end; yields its place with the last one."""
+    if (place := left.pop(part)) not in left.values():
+        yield place, ""
+
+
+def _given_up(left: dict[Place, Place], parts: Collection[Place], reason: str) -> Iterator[tuple[Place, str]]:
+    """Give up the places of these partitions."""
+    places = {left[part]: None for part in parts}
+    for part in [part for part, place in left.items() if place in places]:
+        del left[part]
+    yield from ((place, reason) for place in places)

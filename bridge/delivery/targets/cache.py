@@ -113,12 +113,13 @@ class Targets:
         self._woken.set()
 
     def _run(self) -> None:
+        self._beat()
         while not self._stopped:
-            self._beat()
             try:
                 self.refresh()
+                self._beat()  # a refresh that fails again and again counts as a thread that hangs
             except Exception:
-                # Delivery works without this thread: it makes its own look-ups, only later.
+                # Delivery works without this thread for a while: it makes its own look-ups, only later.
                 log.exception("targets-not-refreshed")
             self._woken.wait(LOOK_INTERVAL_S)
             self._woken.clear()

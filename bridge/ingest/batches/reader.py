@@ -2,8 +2,8 @@
 
 Kafka's consumers unpack a batch before they know its size, and neither of them reports it. This reader counts first: it
 needs memory for one compressed batch and one record, and reports larger records, and batches with a wrong checksum. It
-takes a second to start, so it reads only batches that have ended a reader before (suspects.py), and the first ones of a
-log (start/oldest.py).
+takes a second to start, so it reads only batches that have ended a reader before (suspects.py and
+delivery/doubt/look_up.py), and the first ones of a log (start/oldest.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Final
 
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import records_gone
-from bridge.settings.clients import QUIET, java_program
+from bridge.settings.clients import QUIET, java_client, java_program, system_properties
+from bridge.settings.model import Settings
 from bridge.spark.session import with_classes
 from bridge.stores.names import SourceName
 from bridge.wire.received import Record
@@ -87,6 +88,11 @@ class BatchReader:
         self._properties = properties
         self._jars = jars
         self._options = options
+
+    @classmethod
+    def of(cls, settings: Settings, jars: Callable[[], Sequence[Path]]) -> BatchReader:
+        """For a process with these settings. `jars` are Kafka's client and the reader of batches."""
+        return cls(lambda: java_client(settings), jars, lambda: system_properties(settings))
 
     def read(
         self,

@@ -1,12 +1,16 @@
-"""The reading mark: a reader's offsets when it ended its process, for the next start.
+"""Reading marks: a reader's offsets when it ended its process, for the next start.
 
 A batch of a megabyte may hold a gigabyte, and the machine ends the process that unpacks it before that can write
-anything. So the present offsets are in a file while the plain reader reads. An orderly end removes it. A start that
-finds it knows the progress of the process before. If the process before that had come as far, the next batches are
-suspect, and a separate process reads them (suspects.py).
+anything. So the present offsets are in a file while a consumer in this process reads. An orderly end removes it. A
+start that finds it knows the progress of the process before. If the process before that had come as far, the next
+batches are suspect:
 
-The file is beside the index, and can be removed like it. It is not made durable: a loss of power has ended the process
-for another reason.
+    READ        of the plain reader: a separate process reads them batch by batch (suspects.py)
+    LOOKED_UP   of a look-up of messages in doubt: the same (delivery/doubt/look_up.py)
+    SEARCHED    of a search for a cut: it leaves the partition out until its log has grown (start/identity_watch.py)
+
+The files are beside the index, and can be removed like it. They are not made durable: a loss of power has ended the
+process for another reason.
 """
 
 from __future__ import annotations
@@ -18,22 +22,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from bridge.stores.names import Offsets
+from bridge.stores.names import Offsets, SourceName
 
-FILE: Final = "being-read.json"
+READ: Final = "being-read.json"
+LOOKED_UP: Final = "being-looked-up.json"
+SEARCHED: Final = "being-searched.json"
 
 
 class ReadingMark:
-    """The mark of a directory, for any thread; no other process uses the directory."""
+    """A mark in a directory, for any thread; no other process uses the directory."""
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE
+    def __init__(self, directory: Path, file: str = READ) -> None:
+        self._path = directory / file
         self._lock = threading.Lock()
         self._is_final = False
         at, before = self._read()
         self._before = {name: max(offset, before.get(name, offset)) for name, offset in at.items()}
         self.suspects: Offsets = {name: offset for name, offset in at.items() if offset <= before.get(name, -1)}
         """Partitions in which two processes in a row have ended before they had read beyond these offsets."""
+
+    def is_suspect(self, name: SourceName, at: int) -> bool:
+        """Whether a reader at this offset has ended two processes in a row."""
+        return at <= self.suspects.get(name, -1)
 
     def note(self, at: Offsets) -> None:
         """Note the next offsets to read."""

@@ -23,7 +23,6 @@ from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.batches.choices import BATCHES, Choices, Place
 from bridge.ingest.batches.reader import BatchReader, CorruptBatch, End, Found, Stretch, TooLargeRecord
 from bridge.ingest.batches.reading_mark import ReadingMark
-from bridge.settings.clients import java_client, system_properties
 from bridge.settings.model import Settings
 from bridge.spark.errors import JAVA_ENDED, is_about_records
 from bridge.stores.names import Offsets, SourceName, texts_of
@@ -82,9 +81,9 @@ class Suspects:
     def of(
         cls, settings: Settings, jars: Callable[[], Sequence[Path]], topic_id: Callable[[str], str], clock: Clock
     ) -> Suspects:
-        """The suspects of a process with these settings. `jars` are Kafka's client and the reader of batches."""
+        """The suspects of a process with these settings; `jars` as for a `BatchReader`."""
         return cls(
-            read=BatchReader(lambda: java_client(settings), jars, lambda: system_properties(settings)).read,
+            read=BatchReader.of(settings, jars).read,
             skips=Choices(settings.store.directory, BATCHES),
             topic_id=topic_id,
             mark=ReadingMark(settings.store.directory),

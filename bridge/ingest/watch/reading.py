@@ -25,7 +25,7 @@ class Reading:
         self.query_serves = False
         self.stopping = threading.Event()
         self.read_to: dict[SourceName, int] = {}
-        """The offsets that the plain reader has reached."""
+        """The offsets behind the last records that the plain reader has read."""
         self.log_ends: Offsets = {}
         """The latest known ends of the logs."""
         self._lock = threading.Lock()

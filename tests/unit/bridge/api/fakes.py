@@ -145,6 +145,8 @@ class Dispatcher:
     store: Store
     sent: list[Order] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
+    large: set[int] = field(default_factory=set)
+    """Origins too large for a copy."""
     error: Exception | None = None
     partition: int = 0
 
@@ -168,9 +170,12 @@ class Dispatcher:
         return future
 
     def _act(self, origin: int, due_ms: int | None) -> Outcome:
+        if origin in self.large:
+            return Outcome.TOO_LARGE
         for i, row in enumerate(self.store.rows):
             if row.origin == origin and row.state is not PendingState.CANCELLED:
-                moved = replace(row, due_ms=due_ms, at_ms=due_ms, offset=row.offset + 10_000) if due_ms else row
+                next_ms = (due_ms or 0) + (60_000 if row.schedule is not None else 0)  # a tick is delivered at once
+                moved = replace(row, due_ms=next_ms, at_ms=next_ms, offset=row.offset + 10_000) if due_ms else row
                 self.store.rows[i] = moved if due_ms else replace(row, state=PendingState.CANCELLED)
                 self.store.rows.sort(key=_position)
                 return Outcome.MOVED if due_ms else Outcome.CANCELLED
@@ -271,6 +276,8 @@ class Bridge:
     dispatcher: Dispatcher | None = None
     joining: list[SourceName] = field(default_factory=list)
     """The partitions that are not read up to their committed offsets."""
+    refusing: list[SourceName] = field(default_factory=list)
+    """The partitions that take no commands."""
 
     def __post_init__(self) -> None:
         """A dispatcher of the store."""
@@ -305,12 +312,13 @@ class Bridge:
         """As it was set."""
         return self.joining
 
-    def log_ends(self) -> Mapping[SourceName, int]:
+    def log_ends(self) -> Mapping[SourceName, int | None]:
         """Behind all messages, read or not."""
         if self.store is None:
             return {}
         beyond = {("delay", 0): max((row.offset + 1 for row in self.store.unread), default=0)}
-        return {name: max(end, beyond.get(name, 0)) for name, end in self.store.next_offsets().items()}
+        ends = {name: max(end, beyond.get(name, 0)) for name, end in self.store.next_offsets().items()}
+        return {**ends, **dict.fromkeys(self.refusing)}
 
     def overview(self) -> Overview | None:
         """None without a store."""

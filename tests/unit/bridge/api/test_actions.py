@@ -169,7 +169,7 @@ def test_an_action_that_is_broken_off_has_done_a_prefix(monkeypatch: pytest.Monk
     api = client(bridge)
     found = lines(api.post("/api/v1/messages/cancel", json={"all": True}))
     assert [line["done"] for line in found] == [1_000, 1_000]
-    assert not found[-1]["complete"] and "no answers" in found[-1]["error"]
+    assert not found[-1]["complete"] and "no answers from delay/0 within" in found[-1]["error"]
     dispatcher.silent, dispatcher.sent = set(), []
     again = lines(api.post("/api/v1/messages/cancel", json={"all": True, "cursor": found[-1]["cursor"]}))
     assert [order.origins for order in dispatcher.sent] == [tuple(range(1_500, 1_600))]
@@ -185,7 +185,7 @@ def test_what_was_sent_before_an_action_and_is_not_read_yet_is_acted_on(monkeypa
     bridge, dispatcher = bridge_of(3)
     dispatcher.store.unread = [message(9)]
     found = lines(client(bridge).post("/api/v1/messages/cancel", json={"all": True}))
-    assert "7 records of the delay topics are not read yet" in found[-1]["error"]
+    assert "7 records of delay/0 are not read yet" in found[-1]["error"]
     assert (found[-1]["complete"], found[-1]["cursor"], found[-1]["outcomes"]) == (False, None, {"cancelled": 3})
     waits = bulk._await_read
 
@@ -196,6 +196,47 @@ def test_what_was_sent_before_an_action_and_is_not_read_yet_is_acted_on(monkeypa
     monkeypatch.setattr(bulk, "_await_read", read)
     found = lines(client(bridge).post("/api/v1/messages/cancel", json={"all": True}))
     assert found[-1]["complete"] and found[-1]["outcomes"] == {"cancelled": 1}
+
+
+@pytest.mark.fault("a partition without a leader, when many are cancelled")
+def test_an_action_leaves_out_partitions_that_take_no_commands_and_names_them() -> None:
+    """An action on many messages changes those of all partitions that take commands; it names the other partitions, and
+    its repetition begins at the first message again."""
+    bridge = Bridge(Store(*(message(n, partition=n % 2) for n in range(6))), refusing=[("delay", 1), ("delay", 7)])
+    assert bridge.dispatcher is not None
+    found = lines(client(bridge).post("/api/v1/messages/cancel", json={"all": True}))
+    assert [order.source for order in bridge.dispatcher.sent] == [("delay", 0)]
+    assert all(line["cursor"] is None for line in found)
+    last = found[-1]
+    assert (last["complete"], last["outcomes"], last["incomplete"]) == (False, {"cancelled": 3}, ["delay/1", "delay/7"])
+    assert last["error"].startswith("delay/1, delay/7 take no commands now")
+
+
+@pytest.mark.fault("a recurring message, when many are delivered now")
+def test_an_action_takes_one_tick_of_a_recurring_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action acts once on each message, also on a recurring one, whose next tick comes up among the messages
+    behind it."""
+    monkeypatch.setattr(bulk, "MOVES_MAX", 2)
+    rows = [message(n, due_ms=NOW_MS + 1_000, at_ms=NOW_MS + 50_000 + 1_000 * n) for n in range(30)]
+    rows[0] = replace(rows[0], schedule="1m")
+    bridge = Bridge(Store(*rows))
+    assert bridge.dispatcher is not None
+    found = lines(client(bridge).post("/api/v1/messages/deliver", json={"all": True}))
+    assert found[-1]["complete"] and found[-1]["outcomes"] == {"moved": 30}
+    assert sorted(order.origins for order in bridge.dispatcher.sent) == [(n,) for n in range(30)]
+
+
+def test_a_second_search_counts_a_message_that_stays_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that cannot be moved counts once, although the action looks for unread messages again."""
+    bridge, dispatcher = bridge_of(3)
+    dispatcher.store.unread, dispatcher.large = [message(9)], {1}
+
+    async def read(*_: Any) -> None:
+        dispatcher.store.rows, dispatcher.store.unread = [*dispatcher.store.rows, message(9)], []
+
+    monkeypatch.setattr(bulk, "_await_read", read)
+    found = lines(client(bridge).post("/api/v1/messages/move", json={"all": True, "after": "1h"}))
+    assert found[-1]["complete"] and found[-1]["outcomes"] == {"moved": 3, "too-large": 1}
 
 
 def test_a_target_is_paused_and_resumed() -> None:

@@ -353,7 +353,7 @@ def test_a_bulk_action_says_who_did_not_act_and_goes_on_behind_what_all_have_don
     with instances(one, other) as urls:
         last = act(urls[0], "messages/cancel", {})[-1]
         assert (last["done"], last["complete"], "incomplete" in last) == (14, False, False)
-        assert last["error"].startswith(f"{urls[1]}: no answers within")
+        assert last["error"].startswith(f"{urls[1]}: no answers from delay/1 within")
         assert cursors.decode_position(last["cursor"])[1:3] == ("delay", 1)
         other.dispatcher.silent = set()
         again = act(urls[0], "messages/cancel", {"cursor": last["cursor"]})[-1]

@@ -53,9 +53,10 @@ def sent(bridge: Bridge) -> list[Order]:
 
 
 def test_a_command_says_what_is_known_by_its_name_before_it_is_sent(
-    served: list[str], monkeypatch: pytest.MonkeyPatch
+    bridge: Bridge, served: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A typo in an id or an origin is seen at once where the bridge's API answers; else that nobody was asked."""
+    """A typo in an id or an origin is seen at once where the bridge's API answers; else that nobody was asked, or that
+    messages are missing in the answer."""
     monkeypatch.setattr(change, "ASK_S", 60.0)  # a busy machine may need more than a user waits for
     port = int(served[1].rpartition(":")[2])
     http = load(Path(served[3]), {}).http.model_copy(update={"host": "127.0.0.1", "api_port": port})
@@ -67,6 +68,8 @@ def test_a_command_says_what_is_known_by_its_name_before_it_is_sent(
     ):  # fmt: skip
         assert _remark(settings, id, origins).startswith(said)
     assert _remark(Settings.of({"http": {"api_port": 1}}), "id-1", None).startswith(unasked)
+    bridge.joining = [("delay", 1)]
+    assert _remark(settings, "nosuch", None).startswith(unasked) and _remark(settings, "id-1", None) == known
 
 
 def test_one_message_by_its_origin(bridge: Bridge, served: list[str]) -> None:

@@ -638,6 +638,26 @@ def test_a_flood_of_moves_by_one_id_costs_as_much_as_one(chain: Chain) -> None:
     assert len({each[h.DUE] for each in chain.out[ORDERS]}) == 1
 
 
+@pytest.mark.fault("two moves by id beside a retry that is due")
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_move_by_id_does_not_say_that_it_moves_what_leaves_with_it(chain: Chain, *, is_restarted: bool) -> None:
+    """Of several moves by id that wait together, none is answered "moved" if the message leaves in their transaction,
+    as a retry that was read behind them."""
+    chain.failing = {ORDERS}
+    chain.send([(h.FOR, b"1s"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")])
+    chain.run()
+    chain.now_ms += 1_000
+    for hours in (1, 2):
+        chain.send(move_headers("m", after=timedelta(hours=hours), reply_to=ANSWERS), None)
+    chain.transact()  # the retry lies behind both moves, which are not read yet
+    chain.failing = set()
+    if is_restarted:
+        chain.restart(lambda: None)
+    chain.now_ms += 60_000
+    chain.run(5, step_ms=20)
+    assert len(chain.out[ORDERS]) == 1 and b"moved" not in chain.outcomes()
+
+
 @pytest.mark.parametrize("verb", ["cancel", "move"])
 def test_a_command_by_id_has_one_answer(chain: Chain, verb: str) -> None:
     """However many messages it reaches."""

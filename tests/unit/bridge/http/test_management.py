@@ -245,6 +245,25 @@ def test_a_scrape_that_hangs_ends_with_its_connection(monkeypatch: pytest.Monkey
         gate.set()
 
 
+@pytest.mark.fault("a client that ends its side of the connection")
+def test_a_client_that_only_listens_any_more_gets_its_answer(bench: Bench) -> None:
+    """A client may end its side of the connection after its request: it still gets the whole answer."""
+    gate = threading.Event()
+
+    def snapshot() -> StoreSnapshot:
+        gate.wait(60)
+        return StoreSnapshot()
+
+    bench.snapshot = snapshot
+    with socket.create_connection(("127.0.0.1", bench.server.port), timeout=10) as asking:
+        asking.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        asking.shutdown(socket.SHUT_WR)
+        wait_until(lambda: bench.json("/livez")[0] == 200, 10, "the server has seen the end")
+        gate.set()
+        answer = asking.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200") and b"delay_bridge" in answer
+
+
 @pytest.mark.fault("a metric that is never read to its end")
 def test_scrapes_that_hang_do_not_delay_the_probes(bench: Bench) -> None:
     """A few scrapes may hang; the next ones are refused at once, and the probes answer."""

@@ -94,6 +94,7 @@ class Bench:
         self.batches = Batches(self.plain.log)
         self.streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         self.log_starts: dict[SourceName, int] = {}
+        self.leaderless: set[SourceName] = set()
         self.failures: list[BridgeError] = []
         self.clock = ManualClock()
         self.session: Future[Any] = Future()
@@ -115,7 +116,7 @@ class Bench:
             make_query=self.make_query,
             make_reader=lambda: self.plain,  # type: ignore[arg-type, return-value]
             store=self.store,  # type: ignore[arg-type]
-            log_starts=lambda _: self.log_starts,
+            log_starts=self.find_log_starts,
             all_epochs=EPOCHS,
             executor_host=None,
             suspects=self.suspects,
@@ -125,6 +126,11 @@ class Bench:
             has_outgrown=self.has_outgrown,
             end_jvm=lambda: self.ended.set(),
         )
+
+    def find_log_starts(self, offsets: Mapping[SourceName, int], of_all: bool) -> Mapping[SourceName, int]:
+        if of_all and self.leaderless.intersection(offsets):
+            raise EnvironmentFailure("no leader", hint="Wait.", code="DB-3002")
+        return {name: self.log_starts.get(name, 0) for name in offsets if name not in self.leaderless}
 
     def has_outgrown(self, refused: Mapping[str, int]) -> bool:
         self.refused.append(dict(refused))
@@ -490,6 +496,28 @@ def test_a_log_that_begins_later_is_found_before_the_query_would_spin_on_it(made
     assert isinstance(failure, StateError) and failure.code == "DB-4011" and failure.fields["log_start"] == 7
 
 
+@pytest.mark.fault("a partition without a leader, when a query starts")
+def test_a_query_starts_without_the_partitions_that_have_no_leader(made: Callable[..., Bench]) -> None:
+    """While a partition has no leader, the query starts without it, and anew once it has records."""
+    bench = made()
+    bench.leaderless = {B}
+    bench.begin()
+
+    def starts() -> bool:
+        bench.clock.advance(1_000)
+        return not bench.streams.empty()
+
+    wait_until(starts, SEEN_S, "the query starts")
+    stream = bench.next_stream()
+    assert stream.offsets == {A: 0} and not bench.suspects.names
+    stream.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    bench.leaderless, bench.plain.log[B] = set(), 2
+    bench.ingest.note_log_ends({A: 0, B: 2})
+    wait_until(starts, SEEN_S, "the query is started anew")
+    assert B in bench.next_stream().offsets and not bench.failures
+
+
 def test_a_task_that_is_run_again_has_the_query_started_anew(made: Callable[..., Bench]) -> None:
     """A cluster that has lost an executor would send all of its batch once more; what came twice is there once."""
     bench = made()
@@ -598,6 +626,30 @@ def test_records_do_not_wait_for_brokers_that_are_asked_where_quiet_partitions_e
         wait_until(lambda: bench.plain.at.keys() == {A, B}, SEEN_S, "it reads")
 
 
+@pytest.mark.fault("a pause of Java with a transaction marker behind the last record")
+def test_a_query_relieves_the_plain_reader_although_only_that_knows_the_end(made: Callable[..., Bench]) -> None:
+    """A query that stood still serves again at once when it has all records; it need not reach the end of a quiet
+    partition behind them."""
+    bench = made()
+    bench.begin()
+    stream = bench.next_stream()
+    stream.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    bench.plain.markers[A] = 3
+    bench.ingest.note_log_ends({A: 3, B: 0})
+
+    def told() -> bool:
+        bench.clock.advance(1_000)
+        return bench.store.ends[A] == 3
+
+    wait_until(told, SEEN_S, "the end is told")
+    stream.freeze()
+    bench.ingest._take_over(Wait.LOOK)
+    wait_until(lambda: bool(bench.plain.at), SEEN_S, "the plain reader reads")
+    stream.runs.set()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves again")
+
+
 @pytest.mark.fault("a record that the plain reader cannot read")
 def test_what_the_plain_reader_leaves_is_read_batch_by_batch_at_once(made: Callable[..., Bench]) -> None:
     """The record is read batch by batch at once, also below the committed offset: query and plain reader do not wait
@@ -652,7 +704,7 @@ def test_a_reader_that_ends_for_want_of_memory_leaves_its_mark(
     else:
         wait_until(bench.ingest.is_reading, SEEN_S, "it reads")
     bench.ingest.stop()
-    assert (tmp_path / reading_mark.FILE).exists() is is_error
+    assert (tmp_path / reading_mark.READ).exists() is is_error
 
 
 def test_a_stop_ends_both_readers_whatever_they_wait_for(made: Callable[..., Bench]) -> None:

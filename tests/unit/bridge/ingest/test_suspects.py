@@ -205,7 +205,7 @@ def test_only_two_processes_that_end_at_the_same_place_make_it_suspect(bench: Be
     bench.suspects.reading({A: 10, B: 5})
     bench.suspects.rests()
     bench.starts_again()
-    assert not bench.suspects.names and not (bench.directory / reading_mark.FILE).exists()
+    assert not bench.suspects.names and not (bench.directory / reading_mark.READ).exists()
 
 
 def test_what_java_has_ended_at_is_suspect_at_the_next_start(bench: Bench) -> None:
@@ -233,7 +233,7 @@ def test_a_query_that_fails_for_its_records_makes_them_suspect(bench: Bench) -> 
 @pytest.mark.parametrize("text", ["", "[]", '{"at": 1}', '{"at": {"a": 1}, "before": {}}', "[" * 100_000])
 def test_a_mark_that_cannot_be_read_marks_nothing(tmp_path: Path, text: str) -> None:
     """It can be removed at any time, as everything beside it."""
-    (tmp_path / reading_mark.FILE).write_text(text)
+    (tmp_path / reading_mark.READ).write_text(text)
     assert not ReadingMark(tmp_path).suspects
 
 

@@ -18,16 +18,19 @@ Log = dict[int, int]
 
 
 class Consumer:
-    """Reads scripted logs; those that are `silent` do not answer."""
+    """Reads scripted logs; those that are `silent` do not answer, the `broken` ones answer with an error."""
 
-    def __init__(self, logs: dict[str, Log], silent: set[str] | None = None) -> None:
-        self.logs, self.silent = logs, silent or set()
-        self.rounds, self.messages = 0, list[Any]()
+    def __init__(self, logs: dict[str, Log], silent: set[str] | None = None, broken: set[str] | None = None) -> None:
+        self.logs, self.silent, self.broken = logs, silent or set(), broken or set()
+        self.rounds, self.polls, self.messages = 0, 0, list[Any]()
 
     def incremental_assign(self, places: list[TopicPartition]) -> None:
         self.rounds += 1
         self.messages = []
         for place in places:
+            if place.topic in self.broken:
+                self.messages.append(_message(place, error=KafkaError(KafkaError._BAD_MSG)))
+                continue
             log = self.logs[place.topic]
             for offset in [each for each in sorted(log) if each >= place.offset][:2]:
                 told = {"error": None, "offset": offset, "leader_epoch": log[offset]}
@@ -36,6 +39,7 @@ class Consumer:
             self.messages += [] if place.topic in self.silent else [_message(place, error=end)]
 
     def poll(self, _: float) -> Any:
+        self.polls += 1
         return self.messages.pop(0) if self.messages else None
 
     def incremental_unassign(self, places: list[TopicPartition]) -> None:
@@ -85,3 +89,13 @@ def test_logs_that_do_not_answer_are_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert cuts(scripted, stretches) == {("a", 0): None, ("c", 0): 7}
     quiet: Any = Consumer({"a": log})
     assert cuts(quiet, {("a", 0): stretches["a", 0]}) == {("a", 0): None} and quiet.rounds == 1
+
+
+@pytest.mark.fault("a corrupt batch, behind an election")
+def test_a_log_that_cannot_be_read_delays_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that answers with an error is left out at once; nothing waits for it."""
+    monkeypatch.setattr(leader_epochs, "SystemClock", lambda: mock.Mock(**{"monotonic_s.side_effect": iter(range(99))}))
+    log = dict.fromkeys(range(9), 1)
+    scripted: Any = Consumer({"a": log, "b": log}, broken={"b"})
+    stretches = {(topic, 0): ReadStretch(epoch=1, start=0, end=9) for topic in "ba"}
+    assert cuts(scripted, stretches) == {("a", 0): None} and scripted.polls == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from bridge.http.protection import Protection
 from bridge.runtime.answers import Answers
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.settings.model import Settings
+from bridge.stores.names import SourceName
 from bridge.stores.search import Query
 from bridge.telemetry.health import Health, Phase
 from bridge.telemetry.lateness import LatenessHistogram
@@ -29,11 +30,18 @@ from tests.unit.bridge.stores.rig import NOW_MS, ORDERS, Rig
 from tests.unit.timerstore.entries import Record
 
 
-def answers(rig: Rig, health: Health, clock: ManualClock) -> Answers:
+def answers(
+    rig: Rig,
+    health: Health,
+    clock: ManualClock,
+    *,
+    silent: Collection[SourceName] = (),
+    assigned: Collection[SourceName] = (),
+) -> Answers:
     """Of a pipeline that has the rig's store."""
     lag = Lag(clock)
     return Answers(
-        pipeline=lambda: cast(Any, SimpleNamespace(store=rig.stores)),
+        pipeline=lambda: cast(Any, SimpleNamespace(store=rig.stores, without_commands=lambda: frozenset(silent))),
         targets=lambda: None,
         gauges=lambda: snapshot(rig.stores, Settings.of({}), clock.now_ms(), lag, None),
         lateness=LatenessHistogram(),
@@ -44,6 +52,7 @@ def answers(rig: Rig, health: Health, clock: ManualClock) -> Answers:
         pauses=Paused(),
         commands=lambda: None,
         log_ends=lambda names: dict.fromkeys(names, 7),
+        assigned=lambda: assigned,
     )
 
 
@@ -110,6 +119,32 @@ def test_answers_name_the_partitions_that_are_not_read_yet(tmp_path: Path) -> No
     rig.ingest()
     assert asked() == [None] * 7
     assert api.get("/api/v1/messages/delay/0/0").status_code == 200
+
+
+@pytest.mark.fault("a question between the assignment of a partition and its opening")
+def test_a_message_of_an_assigned_partition_is_not_called_finished_before_its_index_is_open(tmp_path: Path) -> None:
+    """An assigned partition without an open index, or with a hold, is named in each answer, and none of its messages is
+    called finished."""
+    rig, clock, health = Rig(tmp_path), ManualClock(NOW_MS), Health()
+    rig.load()
+    health.enter(Phase("running", ready=True))
+    api = TestClient(
+        application(answers(rig, health, clock, assigned=[("delay", 9)]), Protection(), show_payloads=True)
+    )
+    one = api.get("/api/v1/messages/delay/9/0")
+    assert one.status_code == 503 and one.headers["retry-after"]
+    assert api.get("/api/v1/summary").json()["incomplete"] == ["delay/9"]
+    assert api.get("/api/v1/messages/delay/8/0").status_code == 404
+
+
+def test_a_bulk_action_asks_partitions_that_answer_a_command(tmp_path: Path) -> None:
+    """Partitions with a corrupt batch, messages in doubt, or without an open index, have no end."""
+    rig, clock, health = Rig(tmp_path), ManualClock(NOW_MS), Health()
+    rig.load()
+    health.enter(Phase("running", ready=True))
+    silent, *well = sorted(rig.stores.next_offsets())
+    ends = answers(rig, health, clock, silent=[silent], assigned=[("delay", 9)]).log_ends()
+    assert ends == {silent: None, ("delay", 9): None, **dict.fromkeys(well, 7)}
 
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["in memory", "in a segment"])

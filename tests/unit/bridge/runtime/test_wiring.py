@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+from bridge.kafka.admin import Watermarks
 from bridge.runtime import wiring
 from bridge.settings.model import Settings
 
@@ -30,3 +31,14 @@ def test_compression_has_two_names(monkeypatch: pytest.MonkeyPatch, properties: 
     wiring.make_planner(Settings.of({"kafka": {"common": common, "producer": producer}}), mock.Mock(), None)
     limits = planner.call_args.kwargs["limits"]
     assert limits.record_bytes(mock.Mock(bytes_max=1_000)) == can_go
+
+
+def test_a_log_without_a_leader_hides_no_other_end() -> None:
+    """The ends of the logs with a leader are known, also while another one has none."""
+    led, silent = ("delay", 0), ("delay", 1)
+
+    def watermarks(names: list[tuple[str, int]], *, of_all: bool = True) -> dict[tuple[str, int], Watermarks]:
+        assert not of_all, "it would raise"
+        return {name: Watermarks(start=0, end=7, epoch=1) for name in names if name != silent}
+
+    assert wiring.log_ends(mock.Mock(watermarks=watermarks), {led, silent}) == {led: 7}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -11,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
+from bridge.ingest.batches.reading_mark import SEARCHED, ReadingMark
 from bridge.kafka.admin import Topic, Watermarks
 from bridge.kafka.leader_epochs import ReadStretch
 from bridge.start.first_commits import SilentLogs, StartFacts, TopicFacts, another_topic
@@ -429,6 +431,31 @@ def test_a_log_that_was_cut_before_a_start_is_held_then_mended(
     state = site.committed[A]
     assert (state.offset, state.read_under) == (min(40, committed), (40, 1)) and [at for _, at in state.cuts] == [40]
     assert not cluster.watch.holds_cut(cluster, site.facts(A, C)), "it is known now"
+
+
+@pytest.mark.fault("a batch that holds a thousand times its size, behind an election")
+def test_a_batch_that_ends_the_process_in_a_search_for_cuts_does_so_twice(site: Scripted, tmp_path: Path) -> None:
+    """The search for cuts leaves a log out in which two processes have ended, until it has grown; the start goes on."""
+    cluster, search = site, site.cuts
+
+    def start(committed: int) -> bool:
+        started(site, (committed, 1))
+        site.watch = IdentityWatch(site.clock, mark=ReadingMark(tmp_path, SEARCHED))
+        return cluster.watch.holds_cut(cluster, site.facts(A, C))  # type: ignore[arg-type]
+
+    def ends(wanted: Mapping[SourceName, ReadStretch], beat: Callable[[], None]) -> dict[SourceName, int | None]:
+        if any(each.end == 60 for each in wanted.values()):
+            raise KeyboardInterrupt  # the machine ends the process
+        return search(wanted, beat)
+
+    site.marks[A] = Watermarks(start=0, end=80, epoch=2)
+    site.later[A] = {2: 40}
+    with mock.patch.object(site, "cuts", ends):
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt), mock.patch.object(ReadingMark, "clear"):
+                start(60)
+        assert not start(60)
+        assert start(70)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def batches() -> Batches:
 
 @pytest.fixture
 def oldest(batches: Batches) -> OldestRecords:
-    return OldestRecords(batches.read, batches.clock)
+    return OldestRecords(batches.read, batches.clock, run=lambda look: look())
 
 
 def logs(**ends: int) -> dict[SourceName, Watermarks]:
@@ -101,6 +101,22 @@ def test_brokers_without_an_answer_leave_the_known_records(batches: Batches, old
     assert oldest.of_logs(logs(a=5, b=5)).keys() == {A}
     batches.fails = False
     assert oldest.of_logs(logs(a=5, b=5)).keys() == {A, B}
+
+
+@pytest.mark.fault("a slow look at the oldest records of a topic with `retention.bytes`")
+def test_a_look_at_the_oldest_records_blocks_no_other_work(batches: Batches) -> None:
+    """A start and a rebalance do not wait for the look at the oldest records; its result counts at once."""
+    looks: list[Callable[[], None]] = []
+    oldest = OldestRecords(batches.read, batches.clock, run=looks.append)
+    for _ in range(2):
+        assert oldest.of_logs(logs(a=5)) == {} and not oldest.has_news()
+    (look,) = looks
+    look()
+    assert oldest.has_news() and oldest.of_logs(logs(a=5)).keys() == {A} and not oldest.has_news()
+    batches.fails = True
+    assert oldest.of_logs(logs(a=5, b=5)).keys() == {A}
+    looks[-1]()
+    assert not oldest.has_news(), "a failed look is repeated at the usual interval"
 
 
 def test_a_long_look_ends(batches: Batches, oldest: OldestRecords) -> None:

@@ -325,7 +325,7 @@ def ingesting(
         make_query=make_query,
         make_reader=lambda: SimpleNamespace(assign=lambda _: None, poll=poll, close=lambda: None),  # type: ignore[arg-type, return-value]
         store=store,
-        log_starts=dict,
+        log_starts=lambda offsets, _: offsets,
         all_epochs={},
         executor_host=None,
         suspects=suspects(Batches({}), bench.clock, directory),

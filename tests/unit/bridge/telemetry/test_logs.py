@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -121,6 +123,25 @@ def test_secrets_and_payloads_never_appear(format: str) -> None:
     assert "t0" not in text
     assert "RuntimeError" in text
     assert MASK in text
+
+
+@pytest.mark.fault("an unforeseen error in a thread")
+def test_the_error_that_ends_a_thread_is_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error that ends a thread is a line of the log, with the thread's name, and without secrets."""
+    out = io.StringIO()
+    logs.configure(format="json", redact=Redactor(["hunter2"]), stream=out)
+    monkeypatch.setattr(threading, "excepthook", logs.thread_failed)
+
+    def fail() -> None:
+        raise RuntimeError("hunter2")
+
+    for run in (fail, sys.exit):
+        thread = threading.Thread(target=run, name="resuming")
+        thread.start()
+        thread.join()
+    (line,) = map(json.loads, out.getvalue().splitlines())
+    assert (line["event"], line["thread"]) == ("thread-failed", "resuming")
+    assert "RuntimeError" in line["exception"] and "hunter2" not in line["exception"]
 
 
 def test_an_exception_stays_in_one_json_line() -> None:

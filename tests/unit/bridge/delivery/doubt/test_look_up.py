@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from confluent_kafka import KafkaError
@@ -11,8 +13,11 @@ from confluent_kafka import KafkaError
 from bridge.delivery.doubt import look_up
 from bridge.delivery.doubt.look_up import BEHIND_MS, MISSING, NOT_READ, WHOLE, LookUp
 from bridge.errors import EnvironmentFailure
+from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch
+from bridge.ingest.batches.reading_mark import LOOKED_UP, ReadingMark
 from bridge.kafka.admin import Topic, Watermarks
 from bridge.wire.headers import Headers
+from bridge.wire.received import Record
 from tests.manual_clock import ManualClock
 
 DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
@@ -32,8 +37,10 @@ class Message:
 class Site:
     """A cluster with the topic `a` of two partitions and `b` of one, each with ten records; and a consumer."""
 
-    def __init__(self) -> None:
-        self.clock = ManualClock(now_ms=1_000_000)
+    def __init__(self, directory: Path) -> None:
+        self.clock, self.directory = ManualClock(now_ms=1_000_000), directory
+        self.batches: list[Found] = []
+        self.apart: list[Stretch] = []
         self.first: dict[tuple[str, int], int | None] = {}
         self.asked_ms = 0
         self.polls: Iterator[list[Message]] = iter(())
@@ -41,7 +48,18 @@ class Site:
         self.seen: list[str] = []
         self.silent: set[tuple[str, int]] = set()
         self.is_over = False
-        self.look_up = LookUp(self, lambda: self, self.clock)  # type: ignore[arg-type,return-value]
+        self.begin()
+
+    def begin(self) -> None:
+        """A process begins."""
+        mark = ReadingMark(self.directory, LOOKED_UP)
+        self.look_up = LookUp(self, lambda: self, self.clock, mark, self.read)  # type: ignore[arg-type,return-value]
+
+    def read(
+        self, stretches: Sequence[Stretch], _is_over: Callable[[], bool]
+    ) -> Iterator[tuple[tuple[str, int], Found]]:
+        self.apart += stretches
+        yield from ((stretches[0].name, each) for each in self.batches)
 
     def topics(self, names: list[str]) -> dict[str, Topic]:
         counts = {"a": 2, "b": 1}
@@ -80,10 +98,10 @@ class Site:
         return {topic: reason for (topic, _), reason in told}
 
 
-def test_each_partition_is_read_from_its_first_record_to_its_end() -> None:
+def test_each_partition_is_read_from_its_first_record_to_its_end(tmp_path: Path) -> None:
     """By time in targets, a minute earlier than the transaction; from an offset in delay topics. What is behind the
     end that there was is not looked at, and a partition without anything new is not read."""
-    site = Site()
+    site = Site(tmp_path)
     site.first = {("a", 0): 8, ("a", 1): None}
     site.polls = iter([[Message("a", 0, 8), Message("d", 0, 9)], [Message("a", 0, 9), Message("a", 0, 10)]])
     assert site.run("a", d=9) == {"a": "", "d": ""}
@@ -91,9 +109,9 @@ def test_each_partition_is_read_from_its_first_record_to_its_end() -> None:
     assert sorted(site.seen) == ["a/0/8", "a/0/9", "d/0/9"]
 
 
-def test_the_end_of_what_may_be_read_is_not_the_end() -> None:
+def test_the_end_of_what_may_be_read_is_not_the_end(tmp_path: Path) -> None:
     """While another producer's transaction is open, a consumer is told of an end before it."""
-    site = Site()
+    site = Site(tmp_path)
     site.first = {("b", 0): 7}
     site.polls = iter(
         [[Message("b", 0, 7), Message("b", 0, 8, EOF)], [], [Message("b", 0, 8), Message("b", 0, 10, EOF)]]
@@ -101,9 +119,9 @@ def test_the_end_of_what_may_be_read_is_not_the_end() -> None:
     assert site.run("b") == {"b": ""} and site.seen == ["b/0/7", "b/0/8"]
 
 
-def test_a_topic_without_read_is_told_and_the_others_are_read() -> None:
+def test_a_topic_without_read_is_told_and_the_others_are_read(tmp_path: Path) -> None:
     """Its records may be there or not. An error for each of its partitions says no more."""
-    site = Site()
+    site = Site(tmp_path)
     site.first = {("a", 0): 5, ("a", 1): 5, ("b", 0): 9}
     site.polls = iter([[Message("a", 1, -1001, DENIED), Message("a", 0, -1001, DENIED), Message("b", 0, 9)]])
     unread = site.run("a", "b")
@@ -111,18 +129,18 @@ def test_a_topic_without_read_is_told_and_the_others_are_read() -> None:
 
 
 @pytest.mark.fault("a broker that does not know a topic yet, during such a look-up")
-def test_a_topic_is_gone_when_it_was_missing_for_a_minute() -> None:
+def test_a_topic_is_gone_when_it_was_missing_for_a_minute(tmp_path: Path) -> None:
     """The bridge asks for a missing topic for a minute, since its records may be there until then."""
-    site = Site()
+    site = Site(tmp_path)
     assert site.run("gone") == {"gone": MISSING}
     site.clock.advance(1_000 * 60)
     assert site.run("gone") == {"gone": ""}
 
 
 @pytest.mark.fault("a partition without a leader during such a look-up")
-def test_a_topic_without_a_leader_is_told_and_the_others_are_read() -> None:
+def test_a_topic_without_a_leader_is_told_and_the_others_are_read(tmp_path: Path) -> None:
     """A partition without a leader holds the messages for its topic, and no others."""
-    site = Site()
+    site = Site(tmp_path)
     site.first = {("a", 0): 5, ("a", 1): 5, ("b", 0): 9}
     site.silent = {("a", 1), ("d", 0)}
     site.polls = iter([[Message("b", 0, 9)]])
@@ -130,9 +148,9 @@ def test_a_topic_without_a_leader_is_told_and_the_others_are_read() -> None:
 
 
 @pytest.mark.parametrize("is_much", [True, False])
-def test_a_look_up_is_bounded(monkeypatch: pytest.MonkeyPatch, is_much: bool) -> None:
+def test_a_look_up_is_bounded(monkeypatch: pytest.MonkeyPatch, is_much: bool, tmp_path: Path) -> None:
     """In records, and in time without any."""
-    site = Site()
+    site = Site(tmp_path)
     site.first = {("b", 0): 0}
     if is_much:
         monkeypatch.setattr(look_up, "RECORDS_MAX", 1)
@@ -140,16 +158,57 @@ def test_a_look_up_is_bounded(monkeypatch: pytest.MonkeyPatch, is_much: bool) ->
     assert site.run("b") == {"b": NOT_READ}
 
 
-def test_brokers_that_do_not_answer_are_told() -> None:
+def test_brokers_that_do_not_answer_are_told(tmp_path: Path) -> None:
     """The look-up is made again."""
-    site = Site()
+    site = Site(tmp_path)
     site.first = {("a", 0): 0, ("b", 0): 0}
     site.polls = iter([[Message(None, 0, 0, KafkaError._ALL_BROKERS_DOWN)]])
     assert all(site.run("a", "b").values())
 
 
-def test_a_look_up_that_nobody_waits_for_ends() -> None:
+def test_a_look_up_that_nobody_waits_for_ends(tmp_path: Path) -> None:
     """After one poll at most."""
-    site = Site()
+    site = Site(tmp_path)
     site.first, site.is_over = {("b", 0): 0}, True
     assert site.run("b") == {}
+
+
+class Killed(BaseException):
+    """The machine ends the process."""
+
+
+def record(offset: int) -> Record:
+    return Record("b", 0, offset, 0, True, None, None, [("place", f"b/0/{offset}".encode())])
+
+
+@pytest.mark.fault("a batch that holds a thousand times its size, in a target of messages in doubt")
+@pytest.mark.parametrize(
+    ("batches", "reason"),
+    [
+        ([record(8), record(9), record(10), End(offset=11)], ""),
+        ([record(8), End(offset=9)], NOT_READ),
+        ([record(8), CorruptBatch(offset=9, next=10, reason="crc")], "crc"),
+    ],
+)
+def test_a_place_that_has_ended_two_processes_is_read_apart(tmp_path: Path, batches: list[Found], reason: str) -> None:
+    """A batch that ends the process at each look-up of its topic does so twice; then a separate process reads it."""
+    site = Site(tmp_path)
+    site.first = {("a", 0): 9, ("b", 0): 8}
+
+    def ends() -> Iterator[list[Message]]:
+        yield [Message("a", 0, 9)]
+        raise Killed
+
+    for _ in range(2):
+        site.polls = ends()
+        with pytest.raises(Killed), mock.patch.object(ReadingMark, "clear"):
+            site.run("a", "b")
+        site.begin()
+    site.batches, site.seen = batches, []
+    site.polls = iter([[Message("a", 0, 9)]])
+    assert site.run("a", "b") == {"a": "", "b": reason}
+    assert site.apart == [Stretch(name=("b", 0), begin=8, end=10)]
+    found = [f"b/0/{each.offset}" for each in batches if isinstance(each, Record) and each.offset < 10]
+    assert site.seen == [*found, "a/0/9"], "a place that was read to its end has ended no process"
+    site.begin()
+    assert not site.look_up._mark.suspects, "an orderly end trusts the place again"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from bridge.delivery.targets import liveness
+from bridge.delivery.targets import cache, liveness
 from bridge.delivery.targets.breakers import EVERY
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
@@ -105,6 +105,27 @@ def test_a_topic_of_our_own_is_named_even_when_it_is_missing(targets: Targets) -
         wait_until(lambda: targets.failing() == {("delay.dlt", "unknown-target"): 1}, 10, targets.failing)
     finally:
         targets.stop()
+
+
+@pytest.mark.fault("a refresh of the targets that always fails")
+def test_a_thread_that_can_only_fail_does_not_beat(
+    brokers: Brokers, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the state of the targets cannot be refreshed again and again, the liveness probe fails, as for a thread that
+    hangs: open breakers would stay open."""
+    monkeypatch.setattr(cache, "LOOK_INTERVAL_S", 0)
+    beats, tries = list[float | None](), list[int]()
+    targets = Targets(brokers, clock, lambda within_s=None: beats.append(within_s))
+
+    def refresh() -> None:
+        tries.append(len(beats))
+        if len(tries) < 3:
+            raise RuntimeError("a bug")
+        targets.stop()
+
+    monkeypatch.setattr(targets, "refresh", refresh)
+    targets._run()
+    assert tries == [1, 1, 1] and len(beats) == 2
 
 
 def test_what_caused_trouble_is_asked_about_once_more_and_kept_without_an_answer(
