@@ -37,6 +37,7 @@ from bridge.ingest.query import SparkQuery
 from bridge.ingest.watch.guarded import guarded
 from bridge.ingest.watch.reading import Reading
 from bridge.ingest.watch.stalls import jvm_stands_still
+from bridge.ingest.watch.steps import REPORT_S, Steps
 from bridge.ingest.watch.waits import Then, Wait, Watch
 from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.stores.stores import Life, Stores
@@ -102,11 +103,12 @@ class Ingest:
         self._end_jvm = end_jvm
         self._beats = beat
         self._watch = Watch(clock)
+        self._steps = Steps(clock)
         self._reading = Reading()
         self._queries = Queries(
             session=session, make_query=make_query, reading=self._reading, take=self._take, store=store,
             suspects=suspects, log_starts=log_starts, executor_host=executor_host, clock=clock, watch=self._watch,
-            beat=beat_query,
+            steps=self._steps, beat=beat_query,
         )  # fmt: skip
         self._taking = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -140,7 +142,12 @@ class Ingest:
     # ---- life
 
     def start(self) -> None:
-        for name, run in (("ingest", self._run_reader), ("query", self._queries.run), ("batches", self._run_batches)):
+        for name, run in (
+            ("ingest", self._run_reader),
+            ("query", self._queries.run),
+            ("batches", self._run_batches),
+            ("spark-state", self._run_asking),
+        ):
             thread = threading.Thread(target=self._guarded, args=(run,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -173,6 +180,8 @@ class Ingest:
     def _beat(self, within_s: float | None = None) -> None:
         """Report the plain reader's thread as alive, and watch the query's, which may stand still with the JVM."""
         self._beats(within_s)
+        if report := self._steps.report():
+            log.info("query-waits", **report)
         for wait, waited_s in [] if self._reading.stopping.is_set() else self._watch.over():
             if wait.then is Then.PLAIN_READS:
                 self._take_over(wait)
@@ -183,6 +192,11 @@ class Ingest:
     def _take_over(self, wait: Wait) -> None:
         if self._reading.pass_to(query=False):
             log.warning("plain-reader-takes-over", waits_for=wait.waits_for, seconds=wait.s)
+
+    def _run_asking(self) -> None:
+        """Ask Spark for its state, which the reports of a waiting query contain."""
+        while not self._reading.stopping.wait(REPORT_S / 2):
+            self._queries.ask_spark()
 
     # ---- into the store
 

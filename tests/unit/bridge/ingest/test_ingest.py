@@ -98,6 +98,10 @@ class Bench:
         self.session: Future[Any] = Future()
         self.metrics = mock.Mock()
         self.slots = 2
+        self.spark: dict[str, object] = {}
+        self.spark_answers = threading.Event()
+        self.spark_answers.set()
+        self.states = 0
         self.fails_at_once: Exception | None = None
         self.suspects = suspects(self.batches, self.clock, directory)
         self.ended = threading.Event()
@@ -134,9 +138,15 @@ class Bench:
         self.receiver = receiver
         query = mock.Mock()
         query.slots.side_effect = lambda: self.slots
+        query.state.side_effect = self.state
         query.warm_up.side_effect = lambda _: self.holds_plan and self.holds_plan.wait(6 * SEEN_S)
         query.start.side_effect = lambda offsets, _: self.start(offsets)
         return query
+
+    def state(self) -> dict[str, object]:
+        self.states += 1
+        self.spark_answers.wait(6 * SEEN_S)
+        return dict(self.spark)
 
     def start(self, offsets: Mapping[SourceName, int]) -> Stream:
         stream = Stream(self, offsets)
