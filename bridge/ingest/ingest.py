@@ -30,7 +30,7 @@ from bridge.errors import BridgeError, InternalError
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.ingest.finish import Finish
-from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.frames import FrameReceiver, FromElsewhere
 from bridge.ingest.plain_reader import NOTHING, PlainReader, by_source, new_records
 from bridge.ingest.queries import Queries
 from bridge.ingest.query import SparkQuery
@@ -75,7 +75,7 @@ class Ingest:
         store: Stores,
         log_starts: Callable[[Offsets], Offsets],
         all_epochs: Mapping[SourceName, DecodeEpochs],
-        executor_host: str | None,
+        way: FromElsewhere | None,
         suspects: Suspects,
         clock: Clock,
         metrics: Metrics,
@@ -87,7 +87,7 @@ class Ingest:
         beat_query: Beat = unwatched,
     ) -> None:
         """`log_starts` looks up the starts of some logs. When partitions come, `all_epochs` already has theirs.
-        `executor_host` is this machine's address for executors elsewhere. `has_outgrown` asks whether topics, each
+        `way` is for executors elsewhere. `has_outgrown` asks whether topics, each
         with the time of a record that is too large for a copy (ms), take larger ones by now; then the application
         starts ingest anew. `end_jvm` ends a JVM that stands still.
         `beat` is for the plain reader's thread, `beat_query` for the query's."""
@@ -107,7 +107,7 @@ class Ingest:
         self._reading = Reading()
         self._queries = Queries(
             session=session, make_query=make_query, reading=self._reading, take=self._take, store=store,
-            suspects=suspects, log_starts=log_starts, executor_host=executor_host, clock=clock, watch=self._watch,
+            suspects=suspects, log_starts=log_starts, way=way, clock=clock, watch=self._watch,
             steps=self._steps, beat=beat_query,
         )  # fmt: skip
         self._taking = threading.Lock()

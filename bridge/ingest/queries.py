@@ -21,7 +21,7 @@ import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.batches.suspects import Suspects
-from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.frames import FrameReceiver, FromElsewhere
 from bridge.ingest.plain_reader import by_source
 from bridge.ingest.query import SparkQuery, too_few_slots
 from bridge.ingest.watch.hand_over import HandOver
@@ -64,7 +64,7 @@ class Queries:
         store: Stores,
         suspects: Suspects,
         log_starts: Callable[[Offsets], Offsets],
-        executor_host: str | None,
+        way: FromElsewhere | None,
         clock: Clock,
         watch: Watch,
         steps: Steps,
@@ -79,7 +79,7 @@ class Queries:
         self._store = store
         self._suspects = suspects
         self._log_starts = log_starts
-        self._executor_host = executor_host
+        self._way = way
         self._clock = clock
         self._watch = watch
         self._steps = steps
@@ -174,9 +174,7 @@ class Queries:
         self._failure, run = None, self._store.run
         self._query_start = dict(self._store.next_offsets())
         self._sent = dict(self._query_start)
-        receiver = FrameReceiver(
-            partial(self._take_frame, run), self._on_task, self._on_take_failure, self._executor_host
-        )
+        receiver = FrameReceiver(partial(self._take_frame, run), self._on_task, self._on_take_failure, self._way)
         try:
             with self._watch.waiting(Wait.CALL), in_memory() as directory, receiver:
                 self._receiver = receiver

@@ -118,7 +118,7 @@ class Bench:
             store=self.store,  # type: ignore[arg-type]
             log_starts=lambda _: self.log_starts,
             all_epochs=EPOCHS,
-            executor_host=None,
+            way=None,
             suspects=self.suspects,
             clock=self.clock,
             metrics=self.metrics,

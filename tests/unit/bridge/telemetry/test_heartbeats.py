@@ -327,7 +327,7 @@ def ingesting(
         store=store,
         log_starts=dict,
         all_epochs={},
-        executor_host=None,
+        way=None,
         suspects=suspects(Batches({}), bench.clock, directory),
         clock=bench.clock,
         metrics=Metrics(),
