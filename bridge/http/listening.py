@@ -16,23 +16,23 @@ _NO_IPV6: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 _HINTS: Final = {
     errno.EADDRINUSE: "Choose another {key}, or 0 for a free one.",
     errno.EACCES: "Choose another {key}: ports below 1024 need a special right.",
-    errno.EADDRNOTAVAIL: "Set http.host to an address of this machine, or to 0.0.0.0 or :: for all of them.",
-    errno.EAFNOSUPPORT: "Set http.host to an IPv4 address: this machine has no IPv6.",
+    errno.EADDRNOTAVAIL: "Set {host} to an address of this machine, or to 0.0.0.0 or :: for all of them.",
+    errno.EAFNOSUPPORT: "Set {host} to an IPv4 address: this machine has no IPv6.",
 }
 
-_HINT: Final = "Correct http.host or {key}."
-_NO_NAME: Final = "Correct http.host: it is not an address, and this machine cannot look up such a name."
+_HINT: Final = "Correct {host} or {key}."
+_NO_NAME: Final = "Correct {host}: it is not an address, and this machine cannot look up such a name."
 
 
-def listening(host: str, port: int, key: str) -> socket.socket:
+def listening(host: str, port: int, key: str, host_key: str = "http.host") -> socket.socket:
     """A listening socket. `::` means IPv4 and IPv6, or IPv4 alone on a machine without IPv6. Raises EnvironmentFailure
-    with a hint about `key`, the setting of the port."""
+    with a hint about `key` and `host_key`, the settings of port and host."""
     try:
         return _listening(host, port)
     except OSError as error:
         is_name = isinstance(error, socket.gaierror)
         reason = error.strerror if is_name else os.strerror(error.errno or 0)
-        hint = _NO_NAME if is_name else _HINTS.get(error.errno or 0, _HINT).format(key=key)
+        hint = (_NO_NAME if is_name else _HINTS.get(error.errno or 0, _HINT)).format(key=key, host=host_key)
         raise EnvironmentFailure(
             f"cannot listen on {host_and_port(host, port)}: {reason}", hint=hint, code="DB-3029"
         ) from None

@@ -16,13 +16,17 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Final, Self
 
 import pyarrow as pa
 import structlog
 
 from bridge.errors import EnvironmentFailure
+from bridge.http.listening import listening
 from bridge.ingest.watch.waits import Wait
+from bridge.settings.model import SparkSettings
+from bridge.settings.secrets import unmasked
 from bridge.spark.scratch import for_a_socket
 from bridge.stores.names import NAMED_ENTRY
 
@@ -38,6 +42,25 @@ _LENGTH: Final = struct.Struct(">i")
 log = structlog.get_logger("bridge.ingest.frames")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromElsewhere:
+    """The way of executors on other machines to the bridge: its `host` as they know it, the address that it listens on,
+    and the port (0: any free one)."""
+
+    host: str
+    bind: str
+    port: int = 0
+
+    @classmethod
+    def of(cls, spark: SparkSettings) -> FromElsewhere | None:
+        """As Spark's driver listens; None without a cluster."""
+        if spark.executor_host is None:
+            return None
+        given = spark.conf.get("spark.driver.bindAddress")
+        bind = spark.executor_host if given is None else unmasked(given)
+        return cls(host=spark.executor_host, bind=bind, port=spark.frames_port)
+
+
 class FrameReceiver:
     """Listens inside its context; each connection has a thread. `take` gets one frame after the other, from several
     connections at once; its exceptions go to `on_failure`, and end that connection and with it Spark's task. `on_task`
@@ -48,13 +71,13 @@ class FrameReceiver:
         take: Callable[[pa.Table], None],
         on_task: Callable[[], None],
         on_failure: Callable[[Exception], None],
-        host: str | None = None,
+        way: FromElsewhere | None = None,
     ) -> None:
-        """`host` is the address of this machine for executors elsewhere; None: they run on it."""
+        """`way` is for executors elsewhere; None: they run on this machine."""
         self._take = take
         self._on_task = on_task
         self._on_failure = on_failure
-        self._host = host
+        self._way = way
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._over = threading.Event()
@@ -62,7 +85,7 @@ class FrameReceiver:
         self.token = secrets.token_hex(16)
 
     def __enter__(self) -> Self:
-        """Raises EnvironmentFailure without a free descriptor, port or thread."""
+        """Raises EnvironmentFailure without a free descriptor, address, port or thread."""
         try:
             self._listen()
         except (OSError, RuntimeError) as error:
@@ -71,13 +94,14 @@ class FrameReceiver:
         return self
 
     def _listen(self) -> None:
-        if self._host is None:
+        if self._way is None:
             self.address = str(self._files.enter_context(for_a_socket("frames")))
             self._listener = self._files.enter_context(socket.socket(socket.AF_UNIX))
             self._listener.bind(self.address)
         else:
-            self._listener = self._files.enter_context(socket.create_server((self._host, 0)))
-            self.address = "{}:{}".format(*self._listener.getsockname())
+            listener = listening(self._way.bind, self._way.port, "spark.frames_port", "spark.driver.bindAddress")
+            self._listener = self._files.enter_context(listener)
+            self.address = f"{self._way.host}:{self._listener.getsockname()[1]}"
         self._listener.listen()
         threading.Thread(target=self._accept, name="frames", daemon=True).start()
 

@@ -30,7 +30,7 @@ from bridge.errors import BridgeError, InternalError
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.ingest.finish import Finish
-from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.frames import FrameReceiver, FromElsewhere
 from bridge.ingest.plain_reader import NOTHING, PlainReader, by_source, new_records
 from bridge.ingest.queries import Queries
 from bridge.ingest.query import SparkQuery
@@ -38,6 +38,7 @@ from bridge.ingest.watch.backlogs import Backlogs
 from bridge.ingest.watch.guarded import guarded
 from bridge.ingest.watch.reading import Reading
 from bridge.ingest.watch.stalls import jvm_stands_still
+from bridge.ingest.watch.steps import REPORT_S, Steps
 from bridge.ingest.watch.waits import Then, Wait, Watch
 from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.stores.stores import Life, Stores
@@ -75,7 +76,7 @@ class Ingest:
         store: Stores,
         log_starts: Callable[[Offsets, bool], Offsets],
         all_epochs: Mapping[SourceName, DecodeEpochs],
-        executor_host: str | None,
+        way: FromElsewhere | None,
         suspects: Suspects,
         clock: Clock,
         metrics: Metrics,
@@ -86,10 +87,10 @@ class Ingest:
         beat_query: Beat = unwatched,
     ) -> None:
         """`log_starts` looks up the starts of all logs of these offsets, or else of those with a leader. When
-        partitions come, `all_epochs` already has theirs. `executor_host` is this machine's address for executors
-        elsewhere. `has_outgrown` asks whether topics, each with the time of a record that is too large for a copy (ms),
-        take larger ones by now; then the application starts ingest anew. `end_jvm` ends a JVM that stands still.
-        `beat` is for the plain reader's thread, `beat_query` for the query's."""
+        partitions come, `all_epochs` already has theirs. `way` is for executors elsewhere. `has_outgrown` asks whether
+        topics, each with the time of a record that is too large for a copy (ms), take larger ones by now; then the
+        application starts ingest anew. `end_jvm` ends a JVM that stands still. `beat` is for the plain reader's thread,
+        `beat_query` for the query's."""
         self._make_reader = make_reader
         self._store = store
         self._all_epochs = all_epochs
@@ -102,11 +103,12 @@ class Ingest:
         self._end_jvm = end_jvm
         self._beats = beat
         self._watch = Watch(clock)
+        self._steps = Steps(clock)
         self._reading = Reading()
         self._queries = Queries(
             session=session, make_query=make_query, reading=self._reading, take=self._take, store=store,
-            suspects=suspects, log_starts=log_starts, executor_host=executor_host, clock=clock, watch=self._watch,
-            beat=beat_query,
+            suspects=suspects, log_starts=log_starts, way=way, clock=clock, watch=self._watch,
+            steps=self._steps, beat=beat_query,
         )  # fmt: skip
         self._backlogs = Backlogs(store, clock, self._queries.can_start)
         self._taking = threading.Lock()
@@ -141,7 +143,12 @@ class Ingest:
     # ---- life
 
     def start(self) -> None:
-        for name, run in (("ingest", self._run_reader), ("query", self._queries.run), ("batches", self._run_batches)):
+        for name, run in (
+            ("ingest", self._run_reader),
+            ("query", self._queries.run),
+            ("batches", self._run_batches),
+            ("spark-state", self._run_asking),
+        ):
             thread = threading.Thread(target=self._guarded, args=(run,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -174,6 +181,8 @@ class Ingest:
     def _beat(self, within_s: float | None = None) -> None:
         """Report the plain reader's thread as alive, and watch the query's, which may stand still with the JVM."""
         self._beats(within_s)
+        if report := self._steps.report():
+            log.info("query-waits", **report)
         for wait, waited_s in [] if self._reading.stopping.is_set() else self._watch.over():
             if wait.then is Then.PLAIN_READS:
                 self._take_over(wait)
@@ -184,6 +193,11 @@ class Ingest:
     def _take_over(self, wait: Wait) -> None:
         if self._reading.pass_to(query=False):
             log.warning("plain-reader-takes-over", waits_for=wait.waits_for, seconds=wait.s)
+
+    def _run_asking(self) -> None:
+        """Ask Spark for its state, which the reports of a waiting query contain."""
+        while not self._reading.stopping.wait(REPORT_S / 2):
+            self._queries.ask_spark()
 
     # ---- into the store
 

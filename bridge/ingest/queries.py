@@ -21,12 +21,13 @@ import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.batches.suspects import Suspects
-from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.frames import FrameReceiver, FromElsewhere
 from bridge.ingest.plain_reader import by_source
 from bridge.ingest.query import SparkQuery, too_few_slots
 from bridge.ingest.watch.hand_over import HandOver
 from bridge.ingest.watch.reading import Reading
 from bridge.ingest.watch.stalls import Laggards, session_missing
+from bridge.ingest.watch.steps import QueryStep, Steps
 from bridge.ingest.watch.waits import Wait, Watch
 from bridge.kafka.errors import records_gone
 from bridge.spark.errors import JAVA_ENDED, named_failure, ranges
@@ -63,13 +64,14 @@ class Queries:
         store: Stores,
         suspects: Suspects,
         log_starts: Callable[[Offsets, bool], Offsets],
-        executor_host: str | None,
+        way: FromElsewhere | None,
         clock: Clock,
         watch: Watch,
+        steps: Steps,
         beat: Beat,
     ) -> None:
-        """The arguments are those of Ingest; `watch` learns of the thread's waits. `take` stores the entries of a run,
-        and the ends that they reach; it blocks without room, and beats."""
+        """The arguments are those of Ingest; `watch` learns of the thread's waits, `steps` of its steps. `take`
+        stores the entries of a run, and the ends that they reach; it blocks without room, and beats."""
         self._session = session
         self._make_query = make_query
         self._reading = reading
@@ -77,14 +79,16 @@ class Queries:
         self._store = store
         self._suspects = suspects
         self._log_starts = log_starts
-        self._executor_host = executor_host
+        self._way = way
         self._clock = clock
         self._watch = watch
+        self._steps = steps
         self._beats = beat
         self.restart_reason = ""
         self._failures = 0
         self._failure: Exception | None = None
         self._receiver: FrameReceiver | None = None
+        self._query: SparkQuery | None = None
         self._hand_over: HandOver | None = None
         self._warm: SparkSession | None = None
         """The session that has compiled the plan."""
@@ -111,6 +115,14 @@ class Queries:
         if receiver is not None:
             receiver.close()
 
+    def ask_spark(self) -> None:
+        """Learn Spark's state, for the reports of a query that does not serve. Blocks while the JVM stands still."""
+        query = self._query
+        if query is None or self._steps.is_over:
+            return
+        self._steps.ask()
+        self._steps.answer(query.state())
+
     def _beat(self, within_s: float | None = None) -> None:
         """Report the thread as alive, or a new frame."""
         self._beats(within_s)
@@ -134,6 +146,7 @@ class Queries:
                     raise
                 pause_s = min(PAUSE_S_MAX, 2.0 ** (failures - 1))
                 log.warning("query-failed", reason=str(error), failures=failures, pause_s=pause_s)
+                self._steps.enter(QueryStep.PAUSE)
                 self._await(lambda: False, pause_s)
             else:
                 self._failures = 0
@@ -152,6 +165,7 @@ class Queries:
                 now_s = self._clock.monotonic_s()
                 if begun_s is None and self._session.running():  # it may begin later (`spark.start_after`)
                     begun_s = now_s
+                    self._steps.enter(QueryStep.SESSION)
                 if begun_s is not None and now_s >= begun_s + Wait.SESSION.s:
                     raise session_missing() from None
                 at = self._store.next_offsets()
@@ -171,14 +185,13 @@ class Queries:
         self._failure, run = None, self._store.run
         self._query_start = dict(self._store.next_offsets())
         self._sent = dict(self._query_start)
-        receiver = FrameReceiver(
-            partial(self._take_frame, run), self._on_task, self._on_take_failure, self._executor_host
-        )
+        receiver = FrameReceiver(partial(self._take_frame, run), self._on_task, self._on_take_failure, self._way)
         try:
             with self._watch.waiting(Wait.CALL), in_memory() as directory, receiver:
                 self._receiver = receiver
                 if not self._reading.stopping.is_set():
-                    self._stream(run, self._make_query(session, receiver), directory)
+                    self._query = self._make_query(session, receiver)
+                    self._stream(run, self._query, directory)
         except BridgeError:
             self._raise_failure()  # Spark's error is a consequence
             raise
@@ -198,30 +211,39 @@ class Queries:
         self._hand_over = None
         self._await_slots(query)
         if query.session is not self._warm:
+            self._steps.enter(QueryStep.PLAN)
             query.warm_up(self._store.next_offsets(run))
             self._warm = query.session
+        self._steps.enter(QueryStep.BATCHES)
         self._await(lambda: self._is_over(run) or self._suspects.are_done(self._store.next_offsets()))
         if self._is_over(run):
             return
         offsets = self._with_leaders(self._suspects.trusted(self._store.next_offsets(run)))
         self._query_start, self._sent = offsets, dict(offsets)
         hand_over = self._hand_over = HandOver(offsets, self._clock.monotonic_s())
+        self._steps.enter(QueryStep.BEGIN)
         streaming = query.start(offsets, directory)
         try:
             with self._watch.waiting(Wait.LOOK, Wait.JVM):
                 self._serve(run, streaming, hand_over)
         finally:
             self._reading.pass_to(query=False)
+            self._steps.enter(QueryStep.END)
             with quiet(query.session):
                 streaming.stop()
 
     def _await_slots(self, query: SparkQuery) -> None:
         """Wait for slots: a cluster's executors come one after the other, and partitions may be newer than the
         session."""
-        self._await(lambda: query.slots() >= len(self._store.next_offsets()), Wait.SLOTS.s)
-        partitions = len(self._store.next_offsets())
-        if not self._reading.stopping.is_set() and (slots := query.slots()) < partitions:
-            raise too_few_slots(slots, partitions)
+
+        def missing() -> bool:
+            slots, partitions = query.slots(), len(self._store.next_offsets())
+            self._steps.enter(QueryStep.SLOTS, slots=slots, partitions=partitions)
+            return slots < partitions
+
+        self._await(lambda: not missing(), Wait.SLOTS.s)
+        if not self._reading.stopping.is_set() and missing():
+            raise too_few_slots(query.slots(), len(self._store.next_offsets()))
 
     def _is_over(self, run: int) -> bool:
         return self._reading.stopping.is_set() or run != self._store.run
@@ -244,12 +266,22 @@ class Queries:
             now_s = self._clock.monotonic_s()
             if serves and not self._reading.query_serves:
                 hand_over.begin_again(now_s)
-            serves = self._reading.query_serves
-            if not serves and hand_over.is_over(self._sent, dict(self._reading.read_to), now_s):
+            serves, read_to = self._reading.query_serves, dict(self._reading.read_to)
+            if not serves and hand_over.is_over(self._sent, read_to, now_s):
                 serves = self._reading.pass_to(query=True)
+                self._steps.serve()
                 log.info("query-serves", seconds=round(now_s - began_s, 1))
+            elif not serves:
+                self._enter_hand_over(hand_over, read_to)
             if streaming.awaitTermination(LOOK_S if serves else LOOK_S / 4):  # type: ignore[arg-type]
                 return
+
+    def _enter_hand_over(self, hand_over: HandOver, read_to: Offsets) -> None:
+        if hand_over.has_all_tasks:
+            behind = sum(max(0, read_to.get(name, 0) - sent) for name, sent in self._sent.items())
+            self._steps.enter(QueryStep.RELIEF, behind=behind)
+        else:
+            self._steps.enter(QueryStep.TASKS, tasks=hand_over.tasks, partitions=len(self._query_start))
 
     def _on_task(self) -> None:
         if (hand_over := self._hand_over) is not None:

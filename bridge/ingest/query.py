@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BATCH: Final = "30 minutes"
 """Duration of a batch in real-time mode: its end plans anew, which takes half a second."""
+REASON_CHARS_MAX: Final = 200
 
 
 class SparkQuery:
@@ -51,6 +52,7 @@ class SparkQuery:
         }
         self._all_epochs = all_epochs
         self._address, self._token = address, token
+        self._started: StreamingQuery | None = None
 
     def slots(self) -> int:
         """The number of tasks that the present executors can run at a time. A task of the query keeps its slot, and
@@ -80,12 +82,36 @@ class SparkQuery:
         writer = writer.option("checkpointLocation", directory.as_uri()).queryName("ingest")
         writer._jwrite.foreach(self._writer(frame))
         started: StreamingQuery = writer.start()
+        self._started = started
         return started
+
+    def state(self) -> dict[str, object]:
+        """Spark's present work, from its status store: the running and waiting tasks, the executors of a cluster, and
+        its own word for the state of the query. Never raises: the query's thread reports a failure."""
+        try:
+            return _work(self.session) | ({"query": self._started.status["message"]} if self._started else {})
+        except Exception as error:  # noqa: BLE001 - of any kind: Spark may be ending
+            return {"spark": f"does not answer: {error!r}"[:REASON_CHARS_MAX]}
 
     def _writer(self, frame: DataFrame) -> Any:
         jvm = self.session._jvm
         assert jvm is not None
         return jvm.delaybridge.FrameWriter(self._address, self._token, frame.schema.json())
+
+
+def _work(session: SparkSession) -> dict[str, object]:
+    context, running, waiting = session.sparkContext, 0, 0
+    tracker = context.statusTracker()
+    for number in tracker.getActiveStageIds():
+        if stage := tracker.getStageInfo(number):
+            running += stage.numActiveTasks
+            waiting += stage.numTasks - stage.numActiveTasks - stage.numCompletedTasks
+    work: dict[str, object] = {"tasks_running": running, "tasks_waiting": waiting}
+    if not str(context.master).startswith("local"):
+        cluster = context._jsc.sc()
+        work["executors"] = int(cluster.getExecutorMemoryStatus().size()) - 1  # one is the driver
+        work["cores_max"] = cluster.conf().get("spark.cores.max", "all")
+    return work
 
 
 def too_few_slots(slots: int, partitions: int) -> EnvironmentFailure:

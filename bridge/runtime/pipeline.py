@@ -33,7 +33,7 @@ from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.states import AT_REST
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
 from bridge.ingest.batches.suspects import Suspects
-from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.frames import FrameReceiver, FromElsewhere
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import PlainReader
 from bridge.ingest.query import SparkQuery
@@ -488,7 +488,7 @@ class Pipeline:
             session=context.spark,
             make_query=make_query,
             make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs, clock),
-            store=store, all_epochs=all_epochs, executor_host=settings.spark.executor_host, suspects=suspects,
+            store=store, all_epochs=all_epochs, way=FromElsewhere.of(settings.spark), suspects=suspects,
             log_starts=lambda names, of_all: {
                 name: mark.start for name, mark in context.cluster.watermarks(sorted(names), of_all=of_all).items()
             },

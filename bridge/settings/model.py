@@ -47,8 +47,7 @@ FILES: Final = re.compile(
 
 LEVELS_CHARS_MAX: Final = 1_040
 """Length of the levels, in ms and separated by commas. The committed metadata of each partition has them twice, since
-old levels stay as long as their records. Its 4,095 characters must also have room for all other parts and some clock
-steps."""
+old levels stay as long as their records. Its 4,095 characters also hold all other parts and some clock steps."""
 LEVEL_MS_MAX: Final = parse_duration_ms("36500d")
 
 
@@ -267,6 +266,7 @@ class SparkSettings(Section):
 
     master: str = Field(default="local", min_length=1)
     executor_host: str | None = Field(default=None, min_length=1)
+    frames_port: int = Field(default=0, ge=0, le=65_535)
     start_after: Annotated[int, duration("0s", "1h")] = 0
     driver_memory: Annotated[int, size("480MiB", "1TiB")] = parse_bytes("512MiB")
     conf: Properties = Field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -52,14 +52,15 @@ class RunningBridge(BridgeProcess):
         """Which reader serves, as /readyz tells."""
         return str(json.loads(self.http("/readyz")[1])["reader"])
 
-    def wait_spark(self) -> None:
-        """Until the plain reader has handed over to Spark's query."""
+    def wait_spark(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Until the plain reader has handed over to Spark's query; `meanwhile` is called every second or so."""
 
         looks = itertools.count()
 
         def serves() -> bool:
             if next(looks) % LOOKS == 0:
                 self._let_java_run()
+                meanwhile()
             return bool(self.events("query-serves"))
 
         wait_until(serves, SPARK_SERVES_S_MAX, lambda: f"Spark reads; {self.tail()}")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 from confluent_kafka import Producer
 
+from bridge.install import connector
+from dev.broker.embedded import free_ports
 from dev.harness.kafka import Outgoing, TopicReader, Topics, assert_each_once, send_all
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.java import SHORT_LIVED
+from tests.paths import ROOT
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
+from tests.system.sockets import connected, files, listening
 from tests.system.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -24,14 +28,46 @@ DEADLINE_S: Final = 180
 COUNT: Final = 100_000
 BURST: Final = 5_000
 PARTITIONS: Final = 4
-HOST: Final = "localhost"
-"""Of the bridge, for executors; another name for it than the usual one."""
+NAME: Final = "delay-bridge.test"
+"""The bridge for executors; its own machine does not know the name."""
+ADDRESS: Final = "127.0.0.2"
+"""The address of that name, where the bridge listens for executors alone."""
+
+
+class Ports(NamedTuple):
+    """The ports of docs/operations.md between the bridge and the cluster."""
+
+    driver: int
+    blocks: int
+    frames: int
+    executors: int
+
+
+def only_documented_ports(bridge: RunningBridge, cluster: SparkCluster, ports: Ports) -> bool:
+    """Nothing listens at or connects to any other port: a firewall between the bridge and the cluster may close it.
+    Returns whether all of them are open."""
+    host, port = bridge.bootstrap.split(":")
+    kafka = {(host, int(port))}
+    opened = {(ADDRESS, port) for port in (ports.driver, ports.blocks, ports.frames)}
+    outside = {each for each in listening(bridge.processes()) if each[0] != "127.0.0.1"}
+    assert outside <= opened, "the bridge listens"
+    assert connected(bridge.processes()) <= {cluster.address, *kafka}, "the bridge connects"
+    assert connected(cluster.processes()) <= {cluster.address}, "master and workers connect"
+    workers, executors = listening(cluster.processes()), cluster.executors()
+    others = {each for each in listening(executors) if each[1] == ports.executors}
+    for executor in executors:
+        own = listening([executor])
+        assert own <= others, "an executor listens"
+        beside = {worker for worker in workers if worker[0] in {address for address, _ in own}}
+        assert connected([executor]) <= opened | kafka | others | beside, "an executor connects"
+    return outside == opened
 
 
 @pytest.mark.fault("a killed worker of a Spark cluster")
 def test_a_worker_that_is_killed_loses_nothing(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """100,000 messages are delivered once each, although a worker is killed meanwhile: the query starts anew on another
-    worker, and the plain reader reads until then."""
+    worker, and the plain reader reads until then. The executors know the bridge by a name of their own, use the
+    documented ports alone, and read no file of the bridge."""
     delay, target = topics.delay(partitions=PARTITIONS), topics.create("orders", partitions=2)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
     headers = [("delay-for", b"1s"), ("delay-topic", target.encode())]
@@ -48,23 +84,31 @@ def test_a_worker_that_is_killed_loses_nothing(broker: Broker, topics: Topics, t
             if first >= COUNT // 2:  # the worker dies among messages that are under way, and there are more to come
                 assert is_killed.wait(scaled(DEADLINE_S)), "the worker is killed"
 
-    with SparkCluster(tmp_path, workers=2, cores=PARTITIONS // 2) as cluster:
-        conf = {"spark.executor.memory": "512m", "spark.executor.cores": PARTITIONS // 2}
-        conf["spark.executor.extraJavaOptions"] = SHORT_LIVED
-        config = {"spark": {"master": cluster.master, "executor_host": HOST, "conf": conf}}
+    ports = Ports(*free_ports(4))
+    with SparkCluster(tmp_path / "cluster", workers=2, cores=PARTITIONS // 2, names={NAME: ADDRESS}) as cluster:
+        conf: dict[str, object] = {"spark.executor.memory": "512m", "spark.executor.cores": PARTITIONS // 2}
+        conf |= {"spark.executor.extraJavaOptions": SHORT_LIVED, "spark.driver.bindAddress": ADDRESS}
+        conf |= {"spark.driver.port": ports.driver, "spark.driver.blockManager.port": ports.blocks}
+        conf |= {"spark.blockManager.port": ports.executors}
+        spark = {"master": cluster.master, "executor_host": NAME, "frames_port": ports.frames, "conf": conf}
         with (
-            RunningBridge(tmp_path / "bridge", broker.bootstrap, delay, config=config) as bridge,
+            RunningBridge(tmp_path / "bridge", broker.bootstrap, delay, config={"spark": spark}) as bridge,
             TopicReader(broker.bootstrap, [target]) as reader,
             ThreadPoolExecutor(1) as sender,
         ):
+            (tmp_path / "bridge" / "tmp").mkdir()
+            bridge.environment["TMPDIR"] = str(tmp_path / "bridge" / "tmp")
             bridge.start()
-            bridge.wait_spark()
-            drivers = [each.partition("CoarseGrainedScheduler@")[2] for each in cluster.executor_commands()]
-            assert len(drivers) == 2 and all(driver.startswith(f"{HOST}:") for driver in drivers)
+            bridge.wait_spark(lambda: only_documented_ports(bridge, cluster, ports))
+            assert len(cluster.executors()) == 2
+            for executor in cluster.executors():
+                its_own = [str(tmp_path / "bridge"), str(connector.jars()[0].parent), str(ROOT / "bridge")]
+                assert not [path for path in files(executor) if any(place in path for place in its_own)]
             send_from(0, COUNT // 4)
             # While the query serves the plain reader takes nothing in: all of these came through executors.
             reader.wait_for(COUNT // 4, DEADLINE_S)
             assert bridge.reader() == "spark"
+            assert only_documented_ports(bridge, cluster, ports)
             sent = sender.submit(send_around_the_kill)
             reader.wait_for(COUNT // 4 + 1, DEADLINE_S)
             assert not sent.done()

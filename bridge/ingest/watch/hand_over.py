@@ -27,15 +27,19 @@ class HandOver:
 
     def __init__(self, start: Offsets, now_s: float) -> None:
         self._start = start
-        self._tasks = 0
+        self.tasks = 0
         self._complete_s: float | None = None if start else now_s
         self._began_s = self._relief_s = now_s
         self._relief: Offsets | None = None
 
+    @property
+    def has_all_tasks(self) -> bool:
+        return self._complete_s is not None
+
     def task_begins(self, now_s: float) -> None:
         """Any thread. There is one task for each partition, and another one after the loss of an executor."""
-        self._tasks += 1
-        if self._tasks >= len(self._start) and self._complete_s is None:
+        self.tasks += 1
+        if self.tasks >= len(self._start) and self._complete_s is None:
             self._complete_s = now_s
 
     def begin_again(self, now_s: float) -> None:
@@ -51,7 +55,7 @@ class HandOver:
                     "Spark has not begun a task for each partition",
                     hint="The plain reader reads meanwhile. Look at Spark's processors, and at the log above.",
                     waited_s=round(Wait.TASKS.s),
-                    tasks=self._tasks,
+                    tasks=self.tasks,
                     partitions=len(self._start),
                     code="DB-3057",
                 )

@@ -17,7 +17,7 @@ from bridge.delivery import filling
 from bridge.errors import EnvironmentFailure
 from bridge.ingest import frames as module
 from bridge.ingest.decode_records import decode_records
-from bridge.ingest.frames import STORED, FrameReceiver
+from bridge.ingest.frames import STORED, FrameReceiver, FromElsewhere
 from bridge.ingest.watch.waits import Wait
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.received import Record
@@ -50,12 +50,12 @@ TASK = struct.pack(">i", -1)
 
 
 class Bench:
-    def __init__(self, host: str | None = None) -> None:
+    def __init__(self, way: FromElsewhere | None = None) -> None:
         self.taken: list[pa.Table] = []
         self.tasks = 0
         self.failures: list[Exception] = []
         self.refuses: Exception | None = None
-        self.receiver = FrameReceiver(self.take, self.begin, self.failures.append, host)
+        self.receiver = FrameReceiver(self.take, self.begin, self.failures.append, way)
 
     def take(self, table: pa.Table) -> None:
         if self.refuses is not None:
@@ -78,7 +78,7 @@ class Bench:
         return connection
 
 
-@pytest.fixture(params=[None, "127.0.0.1"], ids=["unix", "tcp"])
+@pytest.fixture(params=[None, FromElsewhere(host="localhost", bind="127.0.0.1")], ids=["unix", "tcp"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     made = Bench(request.param)
     with made.receiver:
@@ -248,3 +248,19 @@ def test_no_descriptor_to_listen_with_is_a_failure_after_which_the_query_begins_
     with pytest.raises(EnvironmentFailure) as raised, bench.receiver:
         pass
     assert raised.value.code == "DB-3059" and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "a-name-that-nobody-has.invalid"])
+def test_executors_get_their_own_name_for_the_bridge(bind: str) -> None:
+    """It need not be known here, and the port is the configured one; a taken port, or an unknown address to listen on,
+    is a failure that names its setting."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        bench = Bench(FromElsewhere(host="bridge.example", bind=bind, port=port))
+        with pytest.raises(EnvironmentFailure) as raised, bench.receiver:
+            pass
+        key = "spark.frames_port" if bind == "127.0.0.1" else "spark.driver.bindAddress"
+        assert raised.value.code == "DB-3029" and key in raised.value.hint
+    if bind == "127.0.0.1":
+        with bench.receiver:
+            assert bench.receiver.address == f"bridge.example:{port}"

@@ -100,6 +100,10 @@ class Bench:
         self.session: Future[Any] = Future()
         self.metrics = mock.Mock()
         self.slots = 2
+        self.spark: dict[str, object] = {}
+        self.spark_answers = threading.Event()
+        self.spark_answers.set()
+        self.states = 0
         self.fails_at_once: Exception | None = None
         self.suspects = suspects(self.batches, self.clock, directory)
         self.ended = threading.Event()
@@ -118,7 +122,7 @@ class Bench:
             store=self.store,  # type: ignore[arg-type]
             log_starts=self.find_log_starts,
             all_epochs=EPOCHS,
-            executor_host=None,
+            way=None,
             suspects=self.suspects,
             clock=self.clock,
             metrics=self.metrics,
@@ -142,6 +146,7 @@ class Bench:
         self.receiver = receiver
         query = mock.Mock(session=session)
         query.slots.side_effect = lambda: self.slots
+        query.state.side_effect = self.state
         query.warm_up.side_effect = lambda _: self.warm_up()
         query.start.side_effect = lambda offsets, _: self.start(offsets)
         return query
@@ -150,6 +155,11 @@ class Bench:
         self.plans += 1
         if self.holds_plan is not None:
             self.holds_plan.wait(6 * SEEN_S)
+
+    def state(self) -> dict[str, object]:
+        self.states += 1
+        self.spark_answers.wait(6 * SEEN_S)
+        return dict(self.spark)
 
     def start(self, offsets: Mapping[SourceName, int]) -> Stream:
         stream = Stream(self, offsets)

@@ -327,7 +327,7 @@ def ingesting(
         store=store,
         log_starts=lambda offsets, _: offsets,
         all_epochs={},
-        executor_host=None,
+        way=None,
         suspects=suspects(Batches({}), bench.clock, directory),
         clock=bench.clock,
         metrics=Metrics(),
@@ -341,7 +341,7 @@ def ingesting(
 def plain_reader(bench: Bench, directory: Path) -> Iterator[Case]:
     """Polls a client that does not come back."""
     never = threading.Event()
-    ready = SimpleNamespace(slots=lambda: -1)  # the query waits for more
+    ready = SimpleNamespace(slots=lambda: -1, state=dict)  # the query waits for more
     poll = lambda: bench.gate() or never.wait(0.02) or Read(entries=NOTHING)  # noqa: E731
     made = ingesting(bench, directory, lambda *_: ready, poll)
     made.start()
@@ -354,7 +354,9 @@ def query(bench: Bench, directory: Path) -> Iterator[Case]:
     """Asks a JVM that does not answer."""
     never = threading.Event()
     query = SimpleNamespace(awaitTermination=lambda _: bench.gate() or never.wait(0.02), stop=lambda: None)
-    ready = SimpleNamespace(session=object(), slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
+    ready = SimpleNamespace(
+        session=object(), slots=lambda: 1, state=dict, warm_up=lambda _: None, start=lambda *_: query
+    )
     made = ingesting(bench, directory, lambda *_: ready, lambda: never.wait(0.02) or Read(entries=NOTHING))
     made.start()
     yield Case(bench)
@@ -590,7 +592,9 @@ def test_a_store_that_is_full_is_waited_for(bench: Bench, tmp_path: Path) -> Non
     """For any time: a disk may be full for hours. Both readers show that they are there."""
     never = threading.Event()
     query = SimpleNamespace(awaitTermination=lambda _: never.wait(0.02), stop=lambda: None)
-    ready = SimpleNamespace(session=object(), slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
+    ready = SimpleNamespace(
+        session=object(), slots=lambda: 1, state=dict, warm_up=lambda _: None, start=lambda *_: query
+    )
     made = ingesting(bench, tmp_path, lambda *_: ready, lambda: Read(entries=NOTHING), room=False)
     made.start()
     for _ in range(2):
