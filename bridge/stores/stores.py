@@ -1,6 +1,6 @@
 """The stores of all owned partitions, one for each, merged.
 
-    ingest       append            each store takes in its part of a batch
+    ingest       append            a batch of all of them (intake.py)
     dispatcher   begin, wait       the due rows of all stores (loan.py)
     maintenance  upkeep.*          windows, flushes, reclaim, compaction, one store at a time (upkeep.py)
     http         stats, find, ...  merged by position (search.py)
@@ -25,30 +25,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from bridge.stores import search
 from bridge.stores.directory import StoreDirectory
+from bridge.stores.intake import Intake
 from bridge.stores.loan import Lender, Loan
 from bridge.stores.names import NamedPosition, SourceName, Sources
 from bridge.stores.search import Originals, Page, Query, StoresExport
 from bridge.stores.upkeep import Upkeep
-from timerstore.budget import Budgets
 from timerstore.errors import Closed, Misuse
 from timerstore.limits import Limits
 from timerstore.memory.batch import RowBatch
-from timerstore.memory.sorted_runs import select
+from timerstore.memory.memory import Memory
 from timerstore.operations.find import ORIGINALS_MAX, ROWS_MAX, SCANNED_ROWS_MAX, Count
 from timerstore.operations.recovery import Found
 from timerstore.operations.stats import Stats, Trimmed
 from timerstore.rows.cuts import Cuts
-from timerstore.rows.entry import ENTRY, payload_of
+from timerstore.rows.entry import ENTRY
 from timerstore.rows.position import AT_MIN, Progress
 from timerstore.store import TimerStore
 
@@ -102,6 +101,7 @@ class _Entry:
             raise Misuse(f"{self.name} cannot become {life.name}: it is {self.life.name}", code="DB-7003")
         self.life = life
         self.lender.is_held, self.lender.is_for_commands = life is Life.HELD, life is Life.COMMANDS_FIRST
+        self.store.merge(is_merged=life is Life.LIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class Stores:
         self.directory = directory
         self.sources = Sources(partitions)
         self.limits = limits
-        self._budgets = Budgets(limits)
+        self.memory = Memory(limits)
         self.reports: tuple[str, ...] = ()
         """Mended faults of directories, as sentences for the operator."""
         self._entries: dict[SourceName, _Entry] = {}
@@ -182,7 +182,7 @@ class Stores:
             for name, opening in openings.items():
                 stores[name] = store = TimerStore.open(
                     opening.found, opening.committed, log_start=opening.log_start, cuts=opening.cuts, now_ms=now_ms,
-                    limits=self.limits, on_news=self.wake, budgets=self._budgets,
+                    limits=self.limits, on_news=self.wake, memory=self.memory, log=self.sources.index(*name),
                 )  # fmt: skip
                 opened.callback(store.close)
                 self.reports += tuple(f"{name[0]}/{name[1]}: {report}" for report in store.reports)
@@ -284,22 +284,27 @@ class Stores:
         `ends` are its exclusive end offsets. Rows of closed partitions are left out, and so are rows that may have a
         gap before them: of partitions that came after the run began, or that are read again. Returns the number of new
         rows. Raises as `TimerStore.append`."""
-        taken, run = 0, self.run if run is None else run
+        run = self.run if run is None else run
         here = self._entries
         reached = [(here[name], end) for name, end in ends.items() if name in here and here[name].since <= run]
-        parts = self._parts(entries)
+        intake = Intake(entries, self.sources)
         for entry, _ in reached:  # before the first take, as they share the room
             if not entry.store.has_room():
                 with self._unless_left(entry):
                     entry.store.wait_for_room(partial(self._must_not_wait, entry, beat))
+        reached = [(entry, end) for entry, end in reached if entry.since <= run]
+        whole = intake.take_in(self.memory, [(entry.lender.source, entry.store, end) for entry, end in reached])
+        taken, parts = whole.rows, intake.parts() if len(whole.stores) < len(reached) else {}
+        if whole.has_news:
+            self.wake()
         for entry, end in reached:
-            if entry.since > run:
+            if entry.lender.source in whole.stores:
                 continue
             with self._unless_left(entry):
                 batch = parts.get(entry.lender.source, _NOTHING)
                 taken += entry.store.take_in(batch, end, now_ms, partial(self._must_not_wait, entry, beat))
-                if entry.life is Life.CATCHING_UP and entry.store.is_caught_up():
-                    self.wake()
+        if any(entry.life is Life.CATCHING_UP and entry.store.is_caught_up() for entry, _ in reached):
+            self.wake()
         return taken
 
     @contextmanager
@@ -321,20 +326,6 @@ class Stores:
         if entry.life is Life.HELD and not entry.store.has_room():
             raise _HeldWithoutRoom
 
-    def _parts(self, entries: pa.Table) -> dict[int, RowBatch]:
-        """The parts of a batch, by partition (number)."""
-        if not len(entries):
-            return {}
-        source = self.sources.of_columns(entries.column("topic"), entries.column("partition"))
-        rows = select(entries)
-        payload, order = payload_of(entries), np.lexsort((rows.offset, rows.at, source))
-        if (order[1:] < order[:-1]).any():
-            payload, rows, source = payload.take(pa.array(order)), rows[order], source[order]
-        whole = RowBatch.sorted(rows, payload)
-        begins = [0, *(np.flatnonzero(source[1:] != source[:-1]) + 1).tolist()]
-        ends = [*begins[1:], len(source)]
-        return {int(source[begin]): whole.part(begin, end) for begin, end in zip(begins, ends, strict=True)}
-
     def has_room(self) -> bool:
         """Whether `append` need not wait for room."""
         return all(each.life is Life.HELD or each.store.has_room() for each in self._entries.values())
@@ -352,7 +343,7 @@ class Stores:
         partitions with output change. Raises Misuse while one is open."""
         self._must_be_between_transactions()
         lenders = [entry.lender for entry in self._delivered()]
-        self._loan = Loan(lenders, now_ms, only_output=only_output, on_end=self._end_loan)
+        self._loan = Loan(lenders, self.memory, now_ms, only_output=only_output, on_end=self._end_loan)
         return self._loan
 
     def _end_loan(self) -> None:
@@ -364,7 +355,8 @@ class Stores:
 
     def next_wakeup_ms(self) -> int | None:
         """Due time of the next row in memory (ms), or None. A past time means: at once."""
-        times_ms = (entry.next_due_ms() for entry in self._entries.values())
+        with self.memory.lock:
+            times_ms = [self.memory.merged.first_at_ms(), *(entry.next_due_ms() for entry in self._entries.values())]
         return min((due_ms for due_ms in times_ms if due_ms is not None), default=None)
 
     def has_commands(self) -> bool:
@@ -412,7 +404,8 @@ class Stores:
 
     def stats(self, edges_ms: Sequence[int] = ()) -> Stats:
         """The sums of all stores' figures; `pending_until` has one count for each of `edges_ms` (epoch ms)."""
-        return Stats.sum([entry.store.stats(edges_ms) for entry in self._entries.values()], len(edges_ms))
+        parts = [entry.store.stats(edges_ms) for entry in self._entries.values()]
+        return replace(Stats.sum(parts, len(edges_ms)), physical_bytes=self.memory.chunks.physical_bytes)
 
     def find(
         self, query: Query, now_ms: int, *, after: NamedPosition | None = None, limit: int = 100, bulky: bool = False

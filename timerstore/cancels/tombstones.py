@@ -146,6 +146,11 @@ class Tombstones:
         return self.memory_rows + sum(len(file) for file in self._files)
 
     @property
+    def is_any(self) -> bool:
+        """Whether there is a tombstone."""
+        return bool(self._memory or self._files or self._frozen)
+
+    @property
     def memory_rows(self) -> int:
         return sum(len(run) for run in (*self._frozen, *self._memory))
 

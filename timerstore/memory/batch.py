@@ -6,20 +6,22 @@ microseconds only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.memory.chunks import SPARSE_SHARE
+from timerstore.memory.ready import with_log
 from timerstore.memory.sorted_runs import RowRefs, select
 from timerstore.rows.entry import Kind, payload_of
-from timerstore.rows.position import Bools
+from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, order_by_position
 
 KEPT_BYTES_MAX: Final = 1 << 19
-"""A part of a smaller batch is not copied: runs of few rows are soon put together, and a copy for each partition would
-double the cost of a batch."""
+"""The parts of a smaller batch are not copied: a copy for each log would double the cost of a batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,3 +93,48 @@ class RowBatch:
             self.is_plain,
             self.row_bytes * len(index),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """The rows of one log in a `MergedBatch`: their indices, in order of position; their smallest and largest offset;
+    the positions of the first and the last one, as (at in ms, offset)."""
+
+    index: npt.NDArray[np.intp]
+    low: int
+    high: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedBatch:
+    """A batch of several logs, in the order of (at, log, offset). `rows` have the number of the log above the offset;
+    `row` is the index in `payload`."""
+
+    rows: RowRefs
+    payload: pa.RecordBatch
+    row_bytes: int
+    parts: Mapping[int, LogPart]
+
+    @classmethod
+    def plain(cls, log: Int64s, rows: RowRefs, payload: pa.RecordBatch) -> MergedBatch | None:
+        """The batch of rows of several logs, in any order; None if commands are among them, if it is large (each log
+        then keeps the memory of its own rows only), or without rows. `log` is the number of each row's log."""
+        whole = RowBatch.sorted(rows, payload)
+        if not whole.is_plain or not 0 < whole.kept_bytes <= KEPT_BYTES_MAX:
+            return None
+        rows = with_log(rows, log)
+        order = order_by_position(rows.at, rows.offset)
+        rows, log, offset = rows[order], log[order], rows.offset[order] & OFFSET_MAX
+        by_log = np.argsort(log, kind="stable")
+        begins = np.concatenate([[0], np.flatnonzero(np.diff(log[by_log])) + 1])
+        ends = [*begins[1:].tolist(), len(log)]
+        low, high = (f.reduceat(offset[by_log], begins).tolist() for f in (np.minimum, np.maximum))
+        first, last = by_log[begins], by_log[np.array(ends) - 1]
+        firsts, lasts = (zip(rows.at[i].tolist(), offset[i].tolist(), strict=True) for i in (first, last))
+        indices = (by_log[begin:end] for begin, end in zip(begins.tolist(), ends, strict=True))
+        parts = map(LogPart, indices, low, high, firsts, lasts)
+        numbers = log[first].tolist()
+        references = RowRefs(rows.at, rows.offset, rows.chunk, whole.rows.row)
+        return cls(references, payload.take(pa.array(order)), whole.row_bytes, dict(zip(numbers, parts, strict=True)))

@@ -15,12 +15,13 @@ from timerstore.cancels.commands import Effect
 from timerstore.cancels.effects import NoRoom, effects_of
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Closed, Misuse
-from timerstore.memory.batch import RowBatch
+from timerstore.memory.batch import LogPart, MergedBatch, RowBatch
+from timerstore.memory.ready import plain
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.by_origin import pending_of, rows_of, uncopyable_of
-from timerstore.operations.state import StoreState
+from timerstore.operations.state import Change, StoreState
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import AT_MAX, Bools, Int64s
+from timerstore.rows.position import AT_MAX, Bools, Int64s, search
 
 UNBOUNDED: Final = sys.maxsize
 
@@ -31,6 +32,7 @@ class StoreIngest:
     def __init__(self, state: StoreState) -> None:
         self._state = state
         self._one_at_a_time = threading.Lock()
+        self._changing = Change(state, self._must_take_in)
 
     def append(
         self,
@@ -61,6 +63,36 @@ class StoreIngest:
                     taken += self._take_in(batch.where(is_below), min(end, no_room.cut), now_ms, UNBOUNDED)
                     batch = batch.where(~is_below)
                     self.wait_for_room(beat)
+
+    def take_in_part(self, batch: MergedBatch, part: LogPart | None, end: int) -> int | None:
+        """Take in a part (None: no rows) of a batch without its rows. Returns the number of those, the first ones, that
+        the caller inserts into the merged ready rows; the others come to the memtable. None: `take_in` has to do it.
+        The caller holds the lock of the memory, in a change."""
+        state, resident = self._state, self._state.resident
+        if state.failed_change or state.is_closed or state.is_intake_closed or not self._one_at_a_time.acquire(False):
+            return None
+        self._one_at_a_time.release()
+        near = 0
+        if part is not None:
+            if part.low < resident.end or part.high >= end or not (resident.ready.is_merged and state.is_caught_up()):
+                return None
+            passed, frontier = resident.passed, resident.frontier
+            if part.first <= (passed.at_ms, passed.offset):
+                return None
+            if part.last <= (frontier.at_ms, frontier.offset):
+                near = len(part.index)
+            elif part.first <= (frontier.at_ms, frontier.offset):
+                rows = plain(batch.rows[part.index])
+                near = search(rows.at, rows.offset, frontier)
+        resident.end = max(resident.end, end)
+        return near
+
+    def part_is_placed(self) -> bool:
+        """Bound the ready rows after `take_in_part`. Returns whether the dispatcher has work. The caller holds the
+        lock."""
+        state = self._state
+        state.bound_ready_rows()
+        return len(state.resident.overtaken) > 0 or state.needs_offset_commit()
 
     def _take_in(self, batch: RowBatch, end: int, now_ms: int, room_bytes: int | None) -> int:
         state, resident = self._state, self._state.resident
@@ -97,8 +129,8 @@ class StoreIngest:
         """Place the unfinished rows of a batch (`new`), and apply its cancels and commands. `covered` rows are not
         counted."""
         state, resident, new = self._state, self._state.resident, new.owned()
-        with state.changing():
-            nearest_ms = resident.ready.first_at_ms()
+        with self._changing:
+            nearest_ms = resident.ready.nearest_ms()
             resident.end = end
             resident.take_in(new)
             state.pending.add_rows(new.rows.at, new.payload, covered)
@@ -136,12 +168,10 @@ class StoreIngest:
     def _advance(self, end: int) -> int:
         """Move the next expected offset to `end`, without rows."""
         state = self._state
-        with state.lock:
-            self._must_be_open()
-            with state.changing():
-                state.resident.end = max(state.resident.end, end)
-                if state.needs_offset_commit():
-                    state.wake()
+        with self._changing:
+            state.resident.end = max(state.resident.end, end)
+            if state.needs_offset_commit():
+                state.wake()
         return 0
 
     def has_room(self) -> bool:
@@ -179,6 +209,10 @@ class StoreIngest:
                 if self.has_room():
                     return
                 state.changed.wait(1.0)
+
+    def _must_take_in(self) -> None:
+        self._must_be_open()
+        self._state.must_be_consistent()
 
     def _must_be_open(self) -> None:
         if self._state.is_closed or self._state.is_intake_closed:

@@ -48,10 +48,11 @@ class TimerWheel:
         self._state = state
 
     def next_due_ms(self) -> int | None:
+        """See `TimerStore.next_due_ms`."""
         resident = self._state.resident
         with self._state.lock:
-            candidates = (resident.ready.first_at_ms(), resident.overtaken.first_at_ms())
-            return min((at for at in candidates if at is not None), default=None)
+            own_ms, late_ms = resident.ready.first_own_ms(), resident.overtaken.first_at_ms()
+        return own_ms if late_ms is None else late_ms if own_ms is None else min(own_ms, late_ms)
 
     def is_behind(self, now_ms: int) -> bool:
         """Whether the frontier is near enough to load the next window."""
@@ -114,7 +115,8 @@ class TimerWheel:
                 return False
             with self._state.changing():
                 self._advance(upper)
-                resident.add(rows, payload)
+                if not self._state.is_closed:  # a closed store holds no memory of the others
+                    resident.add(rows, payload)
             return True
 
     def _room(self) -> int:

@@ -15,7 +15,7 @@ from bridge.stores.stores import TRANSITIONS, Life
 from dev.harness.waiting import wait_until
 from tests.model.stores import State, batch
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, RETRY, Rig
-from tests.unit.timerstore.entries import Record
+from tests.unit.timerstore.entries import Record, gather
 from timerstore.errors import Closed, DiskFull, Misuse
 from timerstore.limits import Limits
 from timerstore.operations.find import FoundPage
@@ -198,7 +198,7 @@ def test_partitions_that_could_not_be_opened_take_no_room(tmp_path: Path) -> Non
     """Each attempt opens all again; the stores that it has opened before a full disk are closed."""
     rig = Rig(tmp_path)
     rig.stores.close_partitions([BILLS, RETRY])
-    ready = rig.stores._budgets.ready
+    ready = rig.stores.memory.budgets.ready
     guaranteed = ready.guaranteed
     opened: list[Any] = [TimerStore.open, mock.Mock(side_effect=DiskFull("full", hint="", code="DB-3028"))]
     with (
@@ -220,5 +220,57 @@ def test_rows_keep_no_memory_of_other_partitions(tmp_path: Path) -> None:
         rows = [*(replace(record, offset=16 * i + j) for j in range(16)), Record(*BILLS, i, NOW_MS + 10_000)]
         rig.stores.append(batch(rows), {ORDERS: 16 * i + 16, BILLS: i + 1}, NOW_MS)
         assert rig.stores.stats().ready_rows == 17 * (i + 1)
-    assert sum(each.get_total_buffer_size() for each in bills.resident.chunks.all().values()) < 1 << 16
     assert sum(view.resident.ready.bytes for view in rig.stores.views()) > 4 << 20
+    rig.stores.close_partitions([ORDERS])
+    assert len(bills.resident.ready) == 4
+    assert sum(each.get_total_buffer_size() for each in rig.stores.memory.chunks.all().values()) < 1 << 16
+
+
+@pytest.mark.fault("a partition that leaves while it shares batches with others, or while its window is read")
+def test_a_closed_partition_keeps_no_memory(tmp_path: Path) -> None:
+    """A batch is one chunk of all its partitions. The chunk goes with the rows of the last one."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.produce(BILLS, NOW_MS + 900_000)
+    rig.ingest()
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    loading = rig.stores.next_loading(NOW_MS + 890_000)
+    assert loading is not None
+    for name in (ORDERS, BILLS, RETRY):
+        rig.produce(name, NOW_MS + 10, NOW_MS + 910_000)
+    rig.ingest()
+    assert len(rig.stores.memory.chunks) == 1
+    rig.stores.close_partitions([ORDERS, BILLS])
+    rig.stores.admit(loading, gather(loading.window))
+    assert rig.stores.memory.chunks.live_rows() == 2
+    assert rig.deliver(NOW_MS + 10) == [(NOW_MS + 10, RETRY, 0)]
+    rig.stores.flush(NOW_MS + 10)
+    assert not len(rig.stores.memory.chunks) and rig.stores.stats().physical_bytes == 0
+
+
+@pytest.mark.parametrize("due_ms", [10, 900_000], ids=["soon", "later"])
+def test_the_parts_of_a_batch_come_to_each_store(tmp_path: Path, due_ms: int) -> None:
+    """Also if one is held, has read some rows before, or has passed their time. Each row is delivered once."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.produce(ORDERS, NOW_MS + 5)
+    rig.ingest()
+    rig.deliver(NOW_MS + 5)
+    rig.stores.hold_named([RETRY])
+    for name in (ORDERS, BILLS, RETRY):
+        rig.produce(name, NOW_MS + due_ms, NOW_MS + 3, NOW_MS + 1_000_000)
+    whole = batch([*rig.logs[ORDERS], *rig.logs[BILLS], *rig.logs[RETRY]])
+    ends = {name: len(log) for name, log in rig.logs.items()}
+    assert rig.stores.append(whole, ends, NOW_MS) == 9
+    assert rig.stores.append(whole, ends, NOW_MS) == 0
+    assert [view.resident.ready.bytes > 0 for view in rig.stores.views()] == [due_ms == 10, True, True]
+    rig.stores.hold_named([])
+    expected = sorted((r.at_ms, name, r.offset) for name, log in rig.logs.items() for r in log)
+    seen: list[tuple[int, tuple[str, int], int]] = [(NOW_MS + 5, ORDERS, 0)]
+    for until_ms in (NOW_MS + 5, NOW_MS + 900_000, NOW_MS + 1_000_000):
+        rig.load(until_ms)
+        while taken := rig.deliver(until_ms):
+            seen += taken
+    assert sorted(seen) == expected
+    assert rig.stores.stats().pending == 0 and not len(rig.stores.memory.chunks)

@@ -28,7 +28,8 @@ from timerstore.clock import SystemClock
 from timerstore.errors import Closed
 from timerstore.operations import transaction as operations_transaction
 from timerstore.operations.find import PENDING, LogQuery, PendingState
-from timerstore.operations.transaction import Taken, Transaction
+from timerstore.operations.state import Taken
+from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import PAYLOAD, Kind
 
 SOON_MS, FAR_MS = NOW_MS + 1_000, NOW_MS + 100_000
