@@ -89,9 +89,12 @@ class _Entry:
         return self.lender.store
 
     def next_due_ms(self) -> int | None:
-        """The due time (ms) of the next row that this state delivers, or None."""
-        due_ms = None if self.life in (Life.CATCHING_UP, Life.HELD) else self.store.next_due_ms()
-        return due_ms if self.life is Life.LIVE or due_ms == AT_MIN else None
+        """The due time (ms) of the next row that this state delivers, but for merged ones, or None."""
+        if self.life is Life.LIVE:
+            store = self.lender.store
+            return store.next_due_ms() if store.state.resident.is_apart() else None
+        due_ms = self.store.next_due_ms() if self.life is Life.COMMANDS_FIRST else None
+        return due_ms if due_ms == AT_MIN else None
 
     def become(self, life: Life) -> None:
         """Go to another state. Raises Misuse for a change that is not in the table."""

@@ -152,7 +152,8 @@ class Tombstones:
 
     @property
     def memory_rows(self) -> int:
-        return sum(len(run) for run in (*self._frozen, *self._memory))
+        runs = self._frozen + self._memory
+        return sum(map(len, runs)) if runs else 0
 
     @property
     def files(self) -> tuple[TombstoneFile, ...]:

@@ -65,6 +65,10 @@ class Resident:
         first = self.overtaken.first_offset()
         return self.end if first is None else first
 
+    def is_apart(self) -> bool:
+        """Whether there are ready rows that are not merged, or overtaken ones."""
+        return len(self.ready.own_runs()) > 0 or len(self.overtaken) > 0
+
     def take_in(self, batch: RowBatch) -> None:
         """Take in the new rows of a batch.
 

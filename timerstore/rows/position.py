@@ -130,7 +130,8 @@ class Progress:
 
     def moved(self, offset: int, position: Position) -> Progress:
         """The state with new (O, P), without the frozen steps that the current one now includes."""
-        return Progress(offset, position, tuple(step for step in self.frozen if step.position > position))
+        frozen = self.frozen and tuple(step for step in self.frozen if step.position > position)
+        return Progress(offset, position, frozen)
 
     def stepped_back(self, position: Position) -> Progress:
         """The same finished set, with a current step that goes on at `position`, below P."""
