@@ -1,6 +1,6 @@
 """A batch of several partitions on its way into their stores.
 
-The stores of partitions that are delivered take in a batch of plain rows as a whole: it is sorted and counted once, and
+The stores of partitions that are delivered take in a batch of originals as a whole: it is sorted and counted once, and
 is one chunk of memory. Each other store takes in its part by itself: it has commands, finished or late rows, or the
 partition is not delivered.
 """
@@ -13,9 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from bridge.stores.names import Sources
+from bridge.stores.names import Sources, sources_of
+from timerstore.cancels.digests import digest
+from timerstore.cancels.id_index import Timers, timers_of, timers_with_ids
 from timerstore.memory.batch import LogPart, MergedBatch, RowBatch
 from timerstore.memory.memory import Memory
+from timerstore.memory.pending import labels
+from timerstore.memory.ready import plain
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import select
 from timerstore.rows.entry import payload_of
@@ -43,15 +47,16 @@ class Intake:
     def take_in(self, memory: Memory, stores: Sequence[tuple[int, TimerStore, int]]) -> TakenIn:
         """Let stores take in their parts, if they need no look at single rows. `stores` has (number, store, end offset)
         of each partition. Raises Inconsistent."""
-        batch = MergedBatch.plain(self._source, self._rows, self._payload)
+        batch = MergedBatch.of_originals(self._source, self._rows, self._payload)
         if batch is None:
             return TakenIn(rows=0, stores=frozenset(), has_news=False)
+        timers = _with_ids(batch)
         parts, done = list[tuple[Resident, LogPart, int]](), dict[int, TimerStore]()
         with memory.changing():
             next_ms = memory.merged.first_at_ms()
             for source, store, end in stores:
                 part = batch.parts.get(source)
-                near = store.take_in_part(batch, part, end)
+                near = store.take_in_part(batch, part, timers.get(source), end)
                 if near is not None:
                     done[source] = store
                     if part is not None:
@@ -74,3 +79,22 @@ class Intake:
         begins = [0, *(np.flatnonzero(source[1:] != source[:-1]) + 1).tolist()]
         ends = [*begins[1:], len(source)]
         return {int(source[begin]): whole.part(begin, end) for begin, end in zip(begins, ends, strict=True)}
+
+
+def _with_ids(batch: MergedBatch) -> dict[int, Timers]:
+    """The timers with ids of each partition, sorted by key."""
+    payload = batch.payload
+    if payload.column("id").null_count == len(payload):
+        return {}
+    index = np.flatnonzero(timers_with_ids(payload.column("kind"), payload.column("id")))
+    if not len(index):
+        return {}
+    keys = digest(payload.column("id").take(pa.array(index)))
+    rows, origin = plain(batch.rows[index]), payload.column("origin").to_numpy()[index]
+    timers = timers_of(keys, rows, origin, labels(payload).take(pa.array(index)))
+    source, order = sources_of(batch.rows.offset[index]), keys.order()
+    order = order[np.argsort(source[order], kind="stable")]
+    timers, source = timers[order], source[order]
+    begins = [0, *(np.flatnonzero(np.diff(source)) + 1).tolist()]
+    spans = zip(begins, [*begins[1:], len(source)], strict=True)
+    return {int(source[begin]): timers[begin:end] for begin, end in spans}

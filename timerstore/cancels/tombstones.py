@@ -146,6 +146,11 @@ class Tombstones:
         return self.memory_rows + sum(len(file) for file in self._files)
 
     @property
+    def highest(self) -> Highest:
+        """The largest offsets of all tombstones."""
+        return self._highest
+
+    @property
     def is_any(self) -> bool:
         """Whether there is a tombstone."""
         return bool(self._memory or self._files or self._frozen)

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from timerstore.memory.chunks import SPARSE_SHARE
 from timerstore.memory.ready import with_log
@@ -46,10 +47,7 @@ class RowBatch:
     def sorted(cls, rows: RowRefs, payload: pa.RecordBatch) -> RowBatch:
         """A batch of rows in order of position; `payload` has one row for each."""
         count = len(rows)
-        kind, origin = (payload.column(name).to_numpy() for name in ("kind", "origin"))
-        is_plain = payload.column("id").null_count == count and bool(
-            (((kind == Kind.TIMER) | (kind == Kind.REJECT)) & (origin == rows.offset)).all()
-        )
+        is_plain = payload.column("id").null_count == count and _are_originals(rows, payload)
         index = np.arange(count, dtype=np.int32)
         size = -(-payload.nbytes // max(1, count))
         return cls(RowRefs(rows.at, rows.offset, rows.chunk, index), payload, size, is_plain, size * count)
@@ -118,11 +116,12 @@ class MergedBatch:
     parts: Mapping[int, LogPart]
 
     @classmethod
-    def plain(cls, log: Int64s, rows: RowRefs, payload: pa.RecordBatch) -> MergedBatch | None:
-        """The batch of rows of several logs, in any order; None if commands are among them, if it is large (each log
-        then keeps the memory of its own rows only), or without rows. `log` is the number of each row's log."""
+    def of_originals(cls, log: Int64s, rows: RowRefs, payload: pa.RecordBatch) -> MergedBatch | None:
+        """The batch of rows of several logs, in any order; None if commands, replaces or copies are among them, if it
+        is large (each log then keeps the memory of its own rows only), or without rows. `log` is the number of each
+        row's log."""
         whole = RowBatch.sorted(rows, payload)
-        if not whole.is_plain or not 0 < whole.kept_bytes <= KEPT_BYTES_MAX:
+        if not 0 < whole.kept_bytes <= KEPT_BYTES_MAX or not (whole.is_plain or _are_originals(rows, payload)):
             return None
         rows = with_log(rows, log)
         order = order_by_position(rows.at, rows.offset)
@@ -138,3 +137,10 @@ class MergedBatch:
         numbers = log[first].tolist()
         references = RowRefs(rows.at, rows.offset, rows.chunk, whole.rows.row)
         return cls(references, payload.take(pa.array(order)), whole.row_bytes, dict(zip(numbers, parts, strict=True)))
+
+
+def _are_originals(rows: RowRefs, payload: pa.RecordBatch) -> bool:
+    """Whether all rows are rejects, or originals that replace no others."""
+    kind, origin = (payload.column(name).to_numpy() for name in ("kind", "origin"))
+    is_original = ((kind == Kind.TIMER) | (kind == Kind.REJECT)) & (origin == rows.offset)
+    return bool(is_original.all()) and not pc.any(payload.column("replace")).as_py()

@@ -64,10 +64,10 @@ class StoreIngest:
                     batch = batch.where(~is_below)
                     self.wait_for_room(beat)
 
-    def take_in_part(self, batch: MergedBatch, part: LogPart | None, end: int) -> int | None:
-        """Take in a part (None: no rows) of a batch without its rows. Returns the number of those, the first ones, that
-        the caller inserts into the merged ready rows; the others come to the memtable. None: `take_in` has to do it.
-        The caller holds the lock of the memory, in a change."""
+    def take_in_part(self, batch: MergedBatch, part: LogPart | None, timers: Timers | None, end: int) -> int | None:
+        """Take in a part (None: no rows) of a batch without its rows; `timers` are those with ids, sorted by key.
+        Returns the number of rows, the first ones, that the caller inserts into the merged ready rows; the others come
+        to the memtable. None: `take_in` has to do it. The caller holds the lock of the memory, in a change."""
         state, resident = self._state, self._state.resident
         if state.failed_change or state.is_closed or state.is_intake_closed or not self._one_at_a_time.acquire(False):
             return None
@@ -84,6 +84,8 @@ class StoreIngest:
             elif part.first <= (frontier.at_ms, frontier.offset):
                 rows = plain(batch.rows[part.index])
                 near = search(rows.at, rows.offset, frontier)
+            if timers is not None and not state.cancels.take_in_originals(timers, part.low, resident):
+                return None
         resident.end = max(resident.end, end)
         return near
 

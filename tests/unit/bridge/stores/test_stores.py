@@ -274,3 +274,25 @@ def test_the_parts_of_a_batch_come_to_each_store(tmp_path: Path, due_ms: int) ->
             seen += taken
     assert sorted(seen) == expected
     assert rig.stores.stats().pending == 0 and not len(rig.stores.memory.chunks)
+
+
+def test_later_cancels_find_the_messages_of_a_batch_by_their_ids(tmp_path: Path) -> None:
+    """In each partition its own: the counts fall when the cancel is read, and the message is not delivered."""
+    rig = Rig(tmp_path)
+    rig.load()
+    for name in (ORDERS, BILLS, RETRY):
+        rig.logs[name] += [
+            Record(*name, offset, due_ms, id=id)
+            for offset, (due_ms, id) in enumerate([(NOW_MS + 10, "b"), (NOW_MS + 900_000, "a"), (NOW_MS + 10, None)])
+        ]
+    rig.ingest()
+    assert len(rig.stores.memory.chunks) == 1 and rig.stores.stats().pending == 9
+    rig.logs[ORDERS].append(Record(*ORDERS, 3, None, id="a", cancels=True))
+    rig.logs[BILLS].append(Record(*BILLS, 3, None, id="b", cancels=True))
+    rig.ingest()
+    assert rig.stores.stats().pending == 7
+    rig.logs[BILLS].append(Record(*BILLS, 4, NOW_MS + 10, id="b"))
+    rig.ingest()
+    delivered = {(name, offset) for at_ms, name, offset in rig.deliver(NOW_MS + 10) if at_ms > 0}
+    assert delivered == {(ORDERS, 0), (ORDERS, 2), (BILLS, 2), (BILLS, 4), (RETRY, 0), (RETRY, 2)}
+    assert rig.stores.stats().pending == 2
