@@ -19,6 +19,7 @@ RUN sed -n '/^setuptools==/,/[^\\]$/p' requirements.runtime.lock > build.lock \
  && pip install --quiet --require-hashes --no-build-isolation --requirement requirements.runtime.lock
 COPY bridge/__init__.py bridge/errors.py ./bridge/
 COPY bridge/install/__init__.py bridge/install/connector.py bridge/install/maven.py ./bridge/install/
+COPY bridge/spark/__init__.py bridge/spark/installed.py ./bridge/spark/
 COPY connector.lock ./
 RUN python -m bridge.install.connector install --into /opt/delay-bridge/share/delay-bridge/jars \
  && cd /opt/delay-bridge/share/delay-bridge/jars \

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
+from threading import Lock
 from typing import Any, Final, Self, Unpack
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -19,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
 from bridge.wire.commands import AnswerTo, cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
-from bridge.wire.headers import NEVER_MS, NEXT_MS, origins_text, refuse_control, timer_headers
+from bridge.wire.headers import NEVER_MS, NEXT_MS, origin_text, origins_text, refuse_control, timer_headers
 from bridge.wire.schedule import Schedule
 from timerstore.clock import Clock, SystemClock
 
@@ -55,6 +56,7 @@ class DelayClient:
         self.delay_topic = delay_topic
         self._clock = clock or SystemClock()
         self._failures: list[KafkaError] = []
+        self._of_failures = Lock()
 
     def send(
         self,
@@ -221,25 +223,28 @@ class DelayClient:
         self,
         topic: str,
         partition: int,
-        offset: int | Collection[int],
+        offset: int,
         *,
         at: datetime | int | None = None,
         after: timedelta | None = None,
         on_delivery: OnDelivery | None = None,
         **answer: Unpack[AnswerTo],
     ) -> None:
-        """Move the pending messages with these records, up to 20. Arguments are those of `move` and `cancel_origin`."""
-        origin = _origin_text(topic, partition, offset)
+        """Move the pending message of this record. Arguments are those of `move` and `cancel_origin`."""
+        origin = origin_text(topic, partition, offset)
         headers = move_origin_headers(origin, at=at, after=after, now_ms=self._clock.now_ms(), **answer)
         self._to_origin(topic, partition, [*headers], on_delivery)
 
     def flush(self, timeout_s: float = 60.0) -> None:
-        """Wait until the delay topic has accepted all records.
+        """Wait until the delay topic has accepted all records, of all threads.
 
-        Raises EnvironmentFailure if a record without an `on_delivery` was refused, or after `timeout_s`.
+        Raises EnvironmentFailure if a record without an `on_delivery` was refused since the last call, or after
+        `timeout_s`. Each refusal is reported once, by the first call of any thread: with several threads, let one of
+        them flush, or give each record an `on_delivery`.
         """
         left = self.producer.flush(timeout_s)
-        failures, self._failures = self._failures, []
+        with self._of_failures:
+            failures, self._failures = self._failures, []
         if failures:
             raise EnvironmentFailure(
                 f"{self.delay_topic} did not take {len(failures)} of the records: {failures[0].str()}",
@@ -276,12 +281,19 @@ class DelayClient:
         partition: int,
         on_delivery: OnDelivery | None,
     ) -> None:
-        done = on_delivery or self._remember
+        done, was_empty = on_delivery or self._remember, False
         while True:
             try:
                 self.producer.produce(self.delay_topic, value, key, partition, done, headers=headers)
             except BufferError:
+                if was_empty and not len(self.producer):
+                    raise EnvironmentFailure(
+                        f"{self.delay_topic} did not take the record: the producer's queue has no room for it",
+                        hint="Make it smaller, or raise queue.buffering.max.kbytes of the producer.",
+                        code="DB-1004",
+                    ) from None
                 self.producer.poll(_POLL_S)  # this ends: every record leaves the queue after its message time-out
+                was_empty = not len(self.producer)
             except KafkaException as refused:  # by the producer itself: too large, or for a partition that it lacks
                 error = refused.args[0]
                 raise EnvironmentFailure(
@@ -293,7 +305,8 @@ class DelayClient:
 
     def _remember(self, error: KafkaError | None, _: Message) -> None:
         if error is not None:
-            self._failures.append(error)
+            with self._of_failures:
+                self._failures.append(error)
 
     def _partitions(self) -> int:
         hint = "Check that the brokers are reachable."

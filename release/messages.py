@@ -36,7 +36,6 @@ AROUND: Final = {
     "_unless_missing": (1, "cannot {}: …"),
     "_unless_refused": (1, "cannot {}: …"),
     "failure": (0, "cannot {}: …"),
-    "failures_named": (0, "Spark cannot {}"),
     "named_failure": (0, "Spark cannot {}"),
 }
 """Functions that create an error: the position of the argument with the words, and the text around them."""

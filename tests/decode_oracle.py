@@ -114,7 +114,9 @@ def _command_oracle(row: Row, found: dict[str, bytes | None], entry: Row) -> Row
         else:
             reason = RejectReason.BAD_ORIGIN
             origin = h.text_of(found[command])
-            topic, number, _ = h.parse_origins(origin, of_move=command == h.MOVE_ORIGIN)
+            topic, number, offsets = h.parse_origins(origin)
+            if command == h.MOVE_ORIGIN and origin.count(",") >= h.MOVED_MAX:
+                raise ValueError(offsets)
             # One that is written in another way is sent on, to this partition.
             is_own = (topic, number) == (row["topic"], row["partition"]) and f"/{number}/" in origin
             named = origin.rpartition("/")[2]

@@ -50,7 +50,7 @@ class Budget:
         if used is None:
             return False
         now = used()
-        return now > 0 and now >= part * self.guaranteed and now >= part * self.allowed(store)
+        return now >= part * self.guaranteed and now >= part * self.allowed(store)
 
     def allowed(self, store: object) -> int:
         """The present allowance of a store."""

@@ -10,8 +10,9 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a store. Bytes are those of rows in memory. `window_ms` is the largest W in force. `tombstone_rows` is
-    the number of tombstones in memory at which they are written (36 bytes each); ingest waits at twice the number."""
+    """Limits of a store. Bytes are those of rows in memory. `window_ms` is the least time for which a tombstone is
+    kept. `tombstone_rows` is the number of tombstones in memory at which they are written (36 bytes each); ingest waits
+    at twice the number."""
 
     flush_bytes: int = 128 * MIB
     flush_interval_ms: int = 60_000

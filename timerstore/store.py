@@ -41,7 +41,7 @@ from timerstore.operations.stats import Stats, Trimmed
 from timerstore.operations.timer_wheel import TimerWheel
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.cuts import Cuts
-from timerstore.rows.position import ORIGIN, Position, Progress
+from timerstore.rows.position import AT_MIN, ORIGIN, Position, Progress
 
 
 class TimerStore:
@@ -115,13 +115,16 @@ class TimerStore:
             if not is_merged:
                 ready.take_back()
 
-    def begin(self) -> Transaction:
+    def begin(self, now_ms: int = AT_MIN) -> Transaction:
         """Start a transaction: one at a time, and only when the log is ingested up to its committed O (invariant I6).
+        `now_ms` bounds the wait of commands by id; AT_MIN: no message waits for them.
         Raises Misuse before; after a failed change, as every method that changes the store, Inconsistent."""
         with self.state.lock:
             if not self.is_caught_up():
                 raise Misuse("no transaction begins before ingest has reached the committed offset", code="DB-7003")
             with self.state.changing_between_transactions():
+                if self.state.is_unread():
+                    self.state.commands.give_up(now_ms)
                 return Transaction(self.state)
 
     def is_caught_up(self) -> bool:

@@ -26,17 +26,17 @@ from bridge.api.guard import ACTION, Guard
 from bridge.api.peers.client import Peers
 from bridge.api.peers.fan_out import FanOut
 from bridge.api.problems import Problem, not_ready
-from bridge.api.routing import NOT_FOUND, PLACE, REFUSALS, Asked, Place, checked
+from bridge.api.routing import NOT_FOUND, PLACE, REFUSALS, Asked, Incomplete, Place, checked
 from bridge.api.schedules import add_schedules
 from bridge.api.source import PREFIX, Overview, PauseControl, PendingMessages, Source
 from bridge.delivery.targets.target import TargetReport
-from bridge.http.logins import Logins
 from bridge.http.protection import Protection
 from bridge.http.workers import Unavailable
 from bridge.stores import search
+from bridge.stores.names import texts_of
 from bridge.telemetry.health import Phase
 from bridge.telemetry.metrics import TIME_TO_GO
-from bridge.wire.headers import origin_text
+from bridge.wire.headers import Origin, origin_text
 from timerstore.errors import TimerStoreError
 from timerstore.operations.find import PendingState
 from timerstore.rows.position import AT_MAX
@@ -70,7 +70,6 @@ def application(
     names: Collection[str] = (),
     peers: Sequence[str] = (),
     instance: str = "",
-    logins: Logins | None = None,
     base_path: str = "",
 ) -> ASGIApp:
     """The application and the page behind their guard, for one event loop.
@@ -83,7 +82,7 @@ def application(
     if base_path:
         app.servers = [{"url": base_path}]
     app.router.routes.extend(files.page_routes(base_path))
-    guard = Guard(FanOut(app, others), protection, names, is_writable=is_writable, logins=logins)
+    guard = Guard(FanOut(app, others), protection, names, is_writable=is_writable)
     return _below(base_path, guard) if base_path else guard
 
 
@@ -160,10 +159,10 @@ def _add_states(app: FastAPI, asked: Asked) -> None:
     @app.get(f"{PREFIX}/summary", operation_id="summary", response_model_exclude_unset=True)
     async def summary() -> models.Summary:
         """Totals of the pending messages, and the state of the bridge."""
-        overview = await asked.workers.run(source.overview)
+        overview, incomplete = await asked.run(source.overview)
         if overview is None:
             raise not_ready(source.phase())
-        return _summary(overview, source.phase(), is_writable=asked.is_writable)
+        return _summary(overview, source.phase(), is_writable=asked.is_writable, **incomplete)
 
     @app.get(f"{PREFIX}/targets", operation_id="targets", response_model_exclude_unset=True)
     async def targets() -> models.TargetStates:
@@ -178,8 +177,8 @@ def _add_messages(app: FastAPI, asked: Asked) -> None:
     @app.get(f"{PREFIX}/messages", operation_id="messages", response_model_exclude_unset=True)
     async def messages(filters: Annotated[models.PageFilters, Query()]) -> models.Messages:
         """A page of the pending messages. Its cursor stays valid while messages come and go."""
-        page, following = await asked.page(filters, models.Message.of)
-        return models.Messages(messages=page, next=following)
+        page, following, incomplete = await asked.page(filters, models.Message.of)
+        return models.Messages(messages=page, next=following, **incomplete)
 
     @app.get(
         f"{PREFIX}/messages/{PLACE}",
@@ -190,8 +189,9 @@ def _add_messages(app: FastAPI, asked: Asked) -> None:
     async def message(place: Place) -> models.MessageDetail:
         """One message, by its origin: topic, partition and offset of its first record."""
         query = asked.query(origin=place, states=frozenset(PendingState))
-        row = await asked.ask(lambda store: _one(store, query, asked.source.now_ms()))
+        row, incomplete = await asked.ask(lambda store: _one(store, query, asked.source.now_ms()))
         if row is None:
+            _must_be_read(place, incomplete)
             detail = f"{origin_text(*place)} is not pending here: it is finished, was never a message, or "
             raise Problem(HTTPStatus.NOT_FOUND, detail + "belongs to a partition of another instance.")
         whole = models.bulk(row.headers, row.value, show_payloads=asked.show_payloads)
@@ -206,9 +206,9 @@ def _add_messages(app: FastAPI, asked: Asked) -> None:
     async def timeline(wanted: Annotated[models.Edges, Query()]) -> models.Timeline:
         """The number of messages that come up between each two of the given times."""
         edges = checked(wanted.times)
-        until = await asked.ask(lambda store: store.pending_until([*edges, AT_MAX]))
+        until, incomplete = await asked.ask(lambda store: store.pending_until([*edges, AT_MAX]))
         *counts, after = (b - a for a, b in pairwise(until))
-        return models.Timeline(before=until[0], counts=counts, after=after)
+        return models.Timeline(before=until[0], counts=counts, after=after, **incomplete)
 
 
 async def _once(request: Request) -> None:
@@ -275,12 +275,22 @@ def _one(store: PendingMessages, query: search.Query, now_ms: int) -> search.Pen
     raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)
 
 
+def _must_be_read(place: Origin, incomplete: Incomplete) -> None:
+    (partition,) = texts_of([place[:2]])
+    if partition in incomplete.get("incomplete", ()):
+        detail = (
+            f"{origin_text(*place)} may be pending: {partition} has just come to this instance, "
+            "which still reads its earlier records. Try again."
+        )
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)
+
+
 def _target(report: TargetReport, pauses: PauseControl) -> models.TargetState:
     pause = {} if report.pause is None else {"pause_in_force": report.pause}
     return models.TargetState.of(report, paused=bool(pause), pausable=not pauses.owns(report.name), **pause)
 
 
-def _summary(overview: Overview, phase: Phase, *, is_writable: bool) -> models.Summary:
+def _summary(overview: Overview, phase: Phase, *, is_writable: bool, **incomplete: list[str]) -> models.Summary:
     gauges = overview.gauges
     by_time = zip(TIME_TO_GO, gauges.pending_by_time_to_go, strict=True)
     return models.Summary.of(
@@ -298,4 +308,5 @@ def _summary(overview: Overview, phase: Phase, *, is_writable: bool) -> models.S
             {"name": name, "paused_s": paused_s}
             for name, paused_s in sorted(gauges.paused_s.items(), key=lambda item: -item[1])
         ],
+        **incomplete,
     )

@@ -7,16 +7,25 @@ page in each partition.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Final, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from bridge.stores.names import NamedPosition, SourceName
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX
 
 PARTITION_MAX: Final = 2**31 - 1
-_FOREIGN: Final = "invalid cursor: pass the previous page's `next` unchanged."
+
+T = TypeVar("T")
+Time = Annotated[int, Field(ge=AT_MIN, le=AT_MAX)]
+Partition = Annotated[int, Field(ge=0, le=PARTITION_MAX)]
+Offset = Annotated[int, Field(ge=0, le=OFFSET_MAX)]
+
+_STRICT: Final = ConfigDict(strict=True)
+_POSITION: Final = TypeAdapter(tuple[Time, str, int, Offset], config=_STRICT)
+_BELOW: Final = TypeAdapter(dict[str, list[tuple[Partition, Offset]]], config=_STRICT)
 
 
 def encode_position(position: NamedPosition) -> str:
@@ -24,22 +33,9 @@ def encode_position(position: NamedPosition) -> str:
     return _packed(position)
 
 
-def read_position(text: str) -> NamedPosition:
-    """The position of a parameter `cursor`. Raises ValueError with advice for the client."""
-    try:
-        return decode_position(text)
-    except ValueError:
-        raise ValueError(_FOREIGN) from None
-
-
 def decode_position(text: str) -> NamedPosition:
-    """The position of a cursor. Raises ValueError unless `encode` has made it."""
-    match fields := _unpacked(text):
-        case [int(at_ms), str(topic), int(partition), int(offset)] if (
-            AT_MIN <= at_ms <= AT_MAX and 0 <= offset <= OFFSET_MAX and bool not in map(type, fields)
-        ):
-            return at_ms, topic, partition, offset
-    raise ValueError("not a cursor")
+    """The inverse of `encode_position`. Raises ValueError with advice for the client."""
+    return _unpacked(_POSITION, text)
 
 
 def encode_below(below: Mapping[SourceName, int]) -> str:
@@ -50,30 +46,18 @@ def encode_below(below: Mapping[SourceName, int]) -> str:
     return _packed(topics)
 
 
-def read_below(text: str) -> dict[SourceName, int]:
+def decode_below(text: str) -> dict[SourceName, int]:
     """The inverse of `encode_below`. Raises ValueError with advice for the client."""
-    try:
-        topics = _unpacked(text)
-        below = {(topic, partition): offset for topic, pairs in topics.items() for partition, offset in pairs}
-    except (AttributeError, TypeError, ValueError):
-        below = None
-    if below is None or not all(_is_place(*place, offset) for place, offset in below.items()):
-        raise ValueError(_FOREIGN)
-    return below
-
-
-def _is_place(topic: object, partition: object, offset: object) -> bool:
-    numbers = ((partition, PARTITION_MAX), (offset, OFFSET_MAX))
-    return isinstance(topic, str) and all(type(n) is int and 0 <= n <= most for n, most in numbers)
+    topics = _unpacked(_BELOW, text)
+    return {(topic, partition): offset for topic, places in topics.items() for partition, offset in places}
 
 
 def _packed(content: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(content, separators=(",", ":")).encode()).decode().rstrip("=")
 
 
-def _unpacked(text: str) -> Any:
-    """Raises ValueError unless `_packed` has made it."""
+def _unpacked(form: TypeAdapter[T], text: str) -> T:
     try:
-        return json.loads(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
-    except (binascii.Error, ValueError, RecursionError):
-        raise ValueError("not a cursor") from None
+        return form.validate_json(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
+    except ValueError:
+        raise ValueError("invalid cursor: pass the previous page's `next` unchanged.") from None

@@ -1,8 +1,8 @@
 """The export: all matching messages of one moment, as a stream in Arrow's IPC format.
 
 The next batch is read after the previous one was sent: a slow client slows down the reading, and nothing piles up. The
-last batch has no rows; its metadata has the number of all rows as `rows`, and the instances without an answer as
-`incomplete`. A stream without this batch has broken off.
+last batch has no rows; its metadata has the number of all rows as `rows`, and as `incomplete` the instances without an
+answer and the partitions whose earlier records are still being read. A stream without this batch has broken off.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import io
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -27,7 +27,7 @@ from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.peers.client import THIS, Peers, Reply
 from bridge.api.peers.export import Everywhere
 from bridge.api.problems import Problem, not_ready
-from bridge.api.routing import Asked, checked
+from bridge.api.routing import Asked, Incomplete, checked
 from bridge.api.source import EXPORT, BatchStream
 from bridge.http.workers import Unavailable, Workers
 from bridge.stores.search import EMPTY, SCHEMA
@@ -39,6 +39,8 @@ STALL_S: Final = 30.0
 """The longest time without a read by the client."""
 EXPORT_S: Final = 3_600.0
 """The longest duration: while an export is under way, removed files take up space."""
+
+Begin = Callable[[], tuple[BatchStream, Incomplete]]
 
 log = structlog.get_logger("bridge.api.export")
 
@@ -56,16 +58,14 @@ class Exports:
         self.workers = Workers()
         self.under_way = 0
 
-    def answer(
-        self, begin: Callable[[], BatchStream] | None, others: Peers | None = None, target: str = ""
-    ) -> ArrowStream:
+    def answer(self, begin: Begin | None, others: Peers | None = None, target: str = "") -> ArrowStream:
         """The response with an export. It begins when the response is sent: here, if `begin` is given, and at the
         `others`, with a request for `target`."""
         return _Answer(self, lambda: self._begun(begin, others, target))
 
-    async def _begun(self, begin: Callable[[], BatchStream] | None, others: Peers | None, target: str) -> _Stream:
-        async def here() -> BatchStream | None:
-            return None if begin is None else await self.workers.run(begin)
+    async def _begun(self, begin: Begin | None, others: Peers | None, target: str) -> _Stream:
+        async def here() -> tuple[BatchStream | None, Incomplete]:
+            return (None, {}) if begin is None else await self.workers.run(begin)
 
         async def there() -> list[Reply]:
             return [] if others is None else await others.open(target)
@@ -75,14 +75,14 @@ class Exports:
         replies = theirs.result()
         streams = [reply for reply in replies if reply.stream is not None]
         try:
-            export = mine.result()
+            export, incomplete = mine.result()
         except Exception:
             Everywhere(None, streams).close()
             raise
         silent = [reply.url for reply in replies if reply.stream is None] + ([THIS] if export is None else [])
         if export is None and not streams:
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No instance knows its pending messages now. Try again.")
-        return _Stream(Everywhere(export, streams), silent)
+        return _Stream(Everywhere(export, streams, [*silent, *incomplete.get("incomplete", ())]))
 
 
 def add_export(app: FastAPI, asked: Asked) -> None:
@@ -96,13 +96,15 @@ def add_export(app: FastAPI, asked: Asked) -> None:
     )
     async def export_messages(request: Request, filters: Annotated[Filters, Query()]) -> ArrowStream:
         """All matching messages of one moment, unordered, as an Arrow IPC stream. The last batch has no rows; its
-        metadata has the number of messages as `rows`, and the instances without an answer as `incomplete`."""
+        metadata has the number of messages as `rows`, and as `incomplete` the instances without an answer and
+        the partitions whose earlier records are still being read."""
         query, store, others = asked.query(**checked(filters.values)), asked.source.pending(), asked.others(request)
         if store is None and others is None:
             raise not_ready(asked.source.phase())
         begin = None
         if store is not None:
-            begin = partial(store.export, query, asked.source.now_ms(), bulky=asked.show_payloads)
+            export = partial(store.export, query, asked.source.now_ms(), bulky=asked.show_payloads)
+            begin = partial(asked.covered, export)
         return exports.answer(begin, others, f"{EXPORT}?{request.scope['query_string'].decode()}")
 
 
@@ -147,8 +149,8 @@ class _Answer(ArrowStream):
 class _Stream:
     """An export as chunks of bytes. `close` may be called while another thread is in `next`, and does not wait."""
 
-    def __init__(self, export: BatchStream, silent: Sequence[str]) -> None:
-        self._export, self._silent = export, silent
+    def __init__(self, export: Everywhere) -> None:
+        self._export = export
         self._sink = io.BytesIO()
         self._writer: pa.RecordBatchStreamWriter | None = pa.ipc.new_stream(self._sink, SCHEMA)
         self._rows = 0
@@ -171,7 +173,8 @@ class _Stream:
     def _write(self, writer: pa.RecordBatchStreamWriter) -> bytes:
         batch = next(self._export, None)
         if batch is None:
-            incomplete = {"incomplete": json.dumps(self._silent)} if self._silent else {}
+            missing = self._export.incomplete
+            incomplete = {"incomplete": json.dumps(missing)} if missing else {}
             writer.write_batch(EMPTY, custom_metadata={"rows": str(self._rows), **incomplete})
             writer.close()
             self._writer = None

@@ -24,8 +24,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bridge.api.problems import Problem
-from bridge.http.logins import Logins
-from bridge.http.protection import WHO, Protection
+from bridge.http.protection import Protection
 
 REQUESTS_MAX: Final = 32
 BODY_BYTES_MAX: Final = 64 << 10
@@ -56,12 +55,9 @@ class Guard:
         names: Collection[str] = (),
         *,
         is_writable: bool = False,
-        logins: Logins | None = None,
     ) -> None:
         """`names` are further host names of this bridge, beside addresses and private names."""
-        self._app = app
-        self._is_writable = is_writable
-        self._protection, self._logins = protection, logins or Logins()
+        self._app, self._protection, self._is_writable = app, protection, is_writable
         self._names = frozenset(name.lower() for name in names)
         self._requests = 0
 
@@ -77,13 +73,9 @@ class Guard:
             await send(message)
 
         request_headers = Headers(scope=scope)
-        who = self._protection.who(request_headers.get("Authorization"))
-        scope.setdefault("state", {})[WHO] = who
-        refused, headers = self._refused(request_headers, scope["method"], who), {}
+        refused, headers = self._refused(request_headers, scope["method"], self._protection.login(scope)), {}
         if refused is not None:
             if refused.status is HTTPStatus.UNAUTHORIZED:
-                if "Authorization" in request_headers:
-                    self._logins.failed((scope.get("client") or ("", 0))[0], scope["path"])
                 headers["WWW-Authenticate"] = 'Basic realm="delay-bridge", charset="UTF-8"'
             await refused.response(headers)(scope, receive, send_secured)
             return

@@ -13,7 +13,6 @@ import structlog
 
 from bridge.api.source import BULK, EXPORT, Source
 from bridge.http.listening import listening
-from bridge.http.logins import Logins
 from bridge.http.protection import Protection
 from bridge.http.server import ConnectionLimits, HttpListener, send_answer
 from bridge.telemetry.heartbeats import Beat, unwatched
@@ -45,7 +44,6 @@ class Listener(HttpListener):
         is_writable: bool = False,
         peers: Sequence[str] = (),
         instance: str = "",
-        logins: Logins | None = None,
         base_path: str = "",
         beat: Beat = unwatched,
     ) -> None:
@@ -53,7 +51,7 @@ class Listener(HttpListener):
         listener = listening(host, port, "http.api_port")
         make = partial(
             _application, source, protection, names=(host, socket.gethostname()), show_payloads=show_payloads,
-            is_writable=is_writable, peers=peers, instance=instance, logins=logins, base_path=base_path,
+            is_writable=is_writable, peers=peers, instance=instance, base_path=base_path,
         )  # fmt: skip
         super().__init__(_Late(make), listener, "api", LIMITS, protection.certificate, beat)
 

@@ -37,7 +37,10 @@ EDGES_MAX: Final = 101
 OWN_PREFIX: Final = "delay-"
 """The prefix of the headers that the bridge reads and writes."""
 
-INCOMPLETE: Final = "Instances that did not answer: their messages are missing here."
+INCOMPLETE: Final = (
+    "Instances that did not answer, and partitions (topic/partition) whose earlier records are still being read: "
+    "messages of them are missing here."
+)
 
 
 class PageFilters(Filters):
@@ -48,7 +51,7 @@ class PageFilters(Filters):
 
     def after(self) -> NamedPosition | None:
         """The position before the page. Raises ValueError for an invalid cursor."""
-        return None if self.cursor is None else cursors.read_position(self.cursor)
+        return None if self.cursor is None else cursors.decode_position(self.cursor)
 
 
 M = TypeVar("M", bound=BaseModel)

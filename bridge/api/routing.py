@@ -18,6 +18,7 @@ from bridge.api.source import PendingMessages, Source
 from bridge.errors import BridgeError
 from bridge.http.protection import WHO
 from bridge.http.workers import Workers
+from bridge.stores.names import texts_of
 from bridge.stores.search import PendingRow, Query
 from bridge.wire.headers import Origin
 from timerstore.rows.position import OFFSET_MAX
@@ -28,6 +29,8 @@ FILTER_LENGTH_MAX: Final = 500
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 Responses = dict[int | str, dict[str, Any]]
+Incomplete = dict[str, list[str]]
+"""The field `incomplete` of an answer, or nothing."""
 Topic = Annotated[str, Path(min_length=1, max_length=249)]
 
 
@@ -94,24 +97,36 @@ class Asked:
             raise not_ready(self.source.phase())
         return part
 
-    async def ask(self, work: Callable[[PendingMessages], T]) -> T:
-        """The result of a call of the store."""
+    async def ask(self, work: Callable[[PendingMessages], T]) -> tuple[T, Incomplete]:
+        """The result of a call of the store, and the field of the answer about missing messages."""
         store = self.pending()
-        return await self.workers.run(lambda: work(store))
+        return await self.run(lambda: work(store))
+
+    async def run(self, work: Callable[[], T]) -> tuple[T, Incomplete]:
+        """As `ask`, for a call of the bridge."""
+        return await self.workers.run(lambda: self.covered(work))
+
+    def covered(self, work: Callable[[], T]) -> tuple[T, Incomplete]:
+        """As `run`, for the calling thread."""
+        before = self.source.unread()
+        result = work()
+        unread = texts_of({*before, *self.source.unread()})  # a partition may come or catch up meanwhile
+        return result, {"incomplete": unread} if unread else {}
 
     async def count(self, query: Query) -> models.Counted:
         """The number of messages of a query."""
-        return models.Counted.of(await self.ask(lambda store: store.count_where(query, self.source.now_ms())))
+        found, incomplete = await self.ask(lambda store: store.count_where(query, self.source.now_ms()))
+        return models.Counted.of(found, **incomplete)
 
     async def page(
         self, filters: models.PageFilters, shown: Callable[[PendingRow], M], *, recurring: bool = False
-    ) -> tuple[list[M], str | None]:
-        """The messages of a page, each converted by `shown`, and the cursor of the next page. Raises Problem with
-        advice."""
+    ) -> tuple[list[M], str | None, Incomplete]:
+        """The messages of a page, each converted by `shown`, the cursor of the next page, and the field of `ask`.
+        Raises Problem with advice."""
         wanted, after = checked(lambda: (filters.values(), filters.after()))
         query, now_ms = self.query(**wanted, recurring=recurring), self.source.now_ms()
         try:
-            page = await self.ask(
+            page, incomplete = await self.ask(
                 lambda store: store.find(query, now_ms, after=after, limit=filters.limit, bulky=False)
             )
         except KeyError:
@@ -122,7 +137,7 @@ class Asked:
         if len(messages) < len(page.rows):
             last = page.rows[len(messages) - 1]
             end = last.at_ms, last.topic, last.partition, last.offset
-        return messages, None if end is None else cursors.encode_position(end)
+        return messages, None if end is None else cursors.encode_position(end), incomplete
 
 
 def checked(read: Callable[[], T]) -> T:

@@ -49,8 +49,8 @@ def add_schedules(app: FastAPI, asked: Asked) -> None:
     @app.get(f"{PREFIX}/schedules", operation_id="schedules", response_model_exclude_unset=True)
     async def schedules(filters: Annotated[PageFilters, Query()]) -> RecurringMessages:
         """A page of the recurring messages, with their next ticks. Filters and pages are those of messages."""
-        page, following = await asked.page(filters, RecurringMessage.of_tick, recurring=True)
-        return RecurringMessages(schedules=page, next=following)
+        page, following, incomplete = await asked.page(filters, RecurringMessage.of_tick, recurring=True)
+        return RecurringMessages(schedules=page, next=following, **incomplete)
 
 
 def _next(schedule: Schedule, row: PendingRow, *, is_start_given: bool) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -80,7 +80,7 @@ class PendingMessages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order to cancel or move at most `headers.NAMED_MAX` messages of one partition of a delay topic."""
+    """An order to cancel at most `headers.NAMED_MAX` messages of one partition of a delay topic, or to move one."""
 
     source: SourceName
     origins: tuple[int, ...]
@@ -147,7 +147,14 @@ class Source(Protocol):
         """The bridge's phase; at once."""
 
     def pending(self) -> PendingMessages | None:
-        """The pending messages; None until they are complete, and between two assignments. At once."""
+        """The pending messages; None until they are complete, and between two assignments. Those of partitions that
+        have come later may not be: see `unread`. At once."""
+
+    def unread(self) -> Collection[SourceName]:
+        """The partitions of `pending` that are not read up to their committed O: messages may be missing. At once."""
+
+    def log_ends(self) -> Mapping[SourceName, int]:
+        """The ends of the logs of the partitions of `pending`. Raises BridgeError."""
 
     def overview(self) -> Overview | None:
         """The totals; None whenever `pending` is None."""

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -16,15 +15,15 @@ from typing import Final
 from bridge.checks.finding import Context, Finding, failed, ok, warned
 from bridge.errors import StateError
 from bridge.http.listening import host_and_port
+from bridge.install import connector
 from bridge.settings.clients import QUIET, java, java_program, system_properties
 from bridge.settings.secrets import Redactor
+from bridge.spark import installed
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk.files import ASIDE_SUFFIX, CHECKPOINT, FULL
 from timerstore.errors import Corrupt, DiskFailure
 
 JAVA_VERSION_MIN: Final = 17
-PROBE_JAR: Final = "delay-bridge-frames.jar"
-"""The jar with ClientProbe and the query's sink."""
 _WRONG_DIRECTORY: Final = "correct kafka.common.bootstrap.servers or store.directory (only an index: it can be deleted)"
 _JAVA_TIMEOUT_S: Final = 30.0
 _JAVA_VERSION: Final = re.compile(r'version "(\d+)')
@@ -160,11 +159,11 @@ def check_java_properties(context: Context) -> Iterator[Finding]:
 def check_java_client(context: Context) -> Iterator[Finding]:
     """The brokers answer Spark's Java client. Only `check` asks: a start does not spend the time for another JVM."""
     name, properties = "java client", java(context.settings)
-    needed = [jar for jar in context.connector_jars() if jar.name.startswith("kafka-clients") or jar.name == PROBE_JAR]
+    needed = [jar for jar in context.connector_jars() if jar.name.startswith(("kafka-clients", connector.FRAME_WRITER))]
     if len(needed) < 2:
         return  # check_connector reports it
     parts = [part for key, value in properties.items() for part in (key.removeprefix("kafka."), value)]
-    classes = os.pathsep.join([*map(str, needed), str(_java_libraries() / "*")])
+    classes = os.pathsep.join([*map(str, needed), str(installed.home() / "jars" / "*")])
     options = (*QUIET, "-XX:TieredStopAtLevel=1", "-Xmx128m", *system_properties(context.settings))
     command = [java_program(), *options, "-cp", classes, "delaybridge.ClientProbe", str(int(context.timeout_s * 1000))]
     try:
@@ -182,8 +181,3 @@ def check_java_client(context: Context) -> Iterator[Finding]:
         output = Redactor(context.settings.secrets())("; ".join(dict.fromkeys(ran.stdout.split("\n"))).strip("; "))
         remedy = "correct security.protocol, sasl.* and ssl.* under kafka.common: librdkafka accepts them"
         yield failed(name, f"Spark's client cannot be used: {output or 'it does not start'}", remedy)
-
-
-def _java_libraries() -> Path:
-    pyspark = find_spec("pyspark")  # does not import it
-    return Path(pyspark.origin if pyspark is not None and pyspark.origin else "").parent / "jars"

@@ -31,6 +31,7 @@ from bridge.checks.host import (
 )
 from bridge.checks.topics import check_dead_letter_topics, check_default_targets, check_delay_topics
 from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.install.connector import jars
 from bridge.kafka.admin import Cluster
 from bridge.settings.model import Settings
 
@@ -42,7 +43,7 @@ def run_checks(
     *,
     create: bool = False,
     timeout_s: float = 10.0,
-    connector_jars: Callable[[], Sequence[Path]] | None = None,
+    connector_jars: Callable[[], Sequence[Path]] = jars,
 ) -> list[Finding]:
     """All findings, in the order of the tables below. With `create`, missing topics are created if the settings allow.
 
@@ -51,7 +52,7 @@ def run_checks(
     context = Context(
         settings=settings,
         cluster=Cluster(settings, timeout_s=timeout_s),
-        connector_jars=connector_jars or _installed_jars,
+        connector_jars=connector_jars,
         create=create,
         timeout_s=timeout_s,
     )
@@ -61,12 +62,6 @@ def run_checks(
     for check in (*(BROKER_CHECKS if reached else ()), *LOCAL_CHECKS, *java_checks):
         findings += _guarded(check, context)
     return findings
-
-
-def _installed_jars() -> Sequence[Path]:
-    from bridge.install.connector import jars  # imports PySpark; nothing else here does
-
-    return jars()
 
 
 def _guarded(check: Check, context: Context) -> list[Finding]:

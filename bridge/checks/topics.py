@@ -15,7 +15,13 @@ from bridge.kafka.admin import Topic
 from bridge.settings.clients import HEADER_ALLOWANCE_BYTES
 from bridge.settings.model import Settings
 from bridge.settings.units import format_bytes, format_duration_ms
-from bridge.start.roll_window import MESSAGE_BYTES, TopicLimits, retention_to_create_ms, roll_window_ms
+from bridge.start.roll_window import (
+    MESSAGE_BYTES,
+    TopicLimits,
+    retention_to_create_ms,
+    roll_window_ms,
+    times_written,
+)
 
 LOG_APPEND_TIME: Final = "message.timestamp.type=LogAppendTime"
 _CONFIG: Final = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}  # of new topics
@@ -50,11 +56,16 @@ def _retention(label: str, name: str, config: dict[str, str], context: Context) 
         detail += f" within {format_duration_ms(window_ms)}"
         yield warned(label, detail, _alter(context, name, "retention.bytes=-1"))
     kept = "for ever" if limits.retention_ms < 0 else format_duration_ms(limits.retention_ms)
+    longest_ms = context.settings.delay.max
+    times, longest = times_written(longest_ms, window_ms), format_duration_ms(longest_ms)
+    often = "once" if times == 1 else f"about {times} times"
     detail = f"records are kept {kept}, and roll after {format_duration_ms(window_ms)}"
-    if 0 <= limits.retention_ms < 2 * window_ms:
+    detail += f": a message of the longest delay, {longest}, is written {often}"
+    enough_ms = window_ms + min(window_ms, context.settings.retention.headroom)
+    if 0 <= limits.retention_ms < enough_ms:
         spare = format_duration_ms(limits.retention_ms - window_ms)
-        detail += f": a bridge that is down or behind for more than {spare} may lose messages"
-        remedy = f"lower roll.window, or: {_alter(context, name, f'retention.ms={2 * window_ms}')}"
+        detail += f"; a bridge that is down or behind for more than {spare} may lose messages"
+        remedy = f"lower roll.window, or: {_alter(context, name, f'retention.ms={enough_ms}')}"
         yield warned(label, detail, remedy)
     else:
         yield ok(label, detail)

@@ -26,10 +26,7 @@ OriginArgument = Annotated[
     str | None,
     typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="The origin of one message, from `list`; else filters."),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="All messages, without a filter.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-CursorOption = Annotated[str | None, typer.Option("--cursor", help="Continue an interrupted action from its cursor.")]
 CHANGED: Final = ("cancelled", "moved")
 
 
@@ -41,26 +38,39 @@ class PatientConnection(pending.Connection):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
-    """Options of an action, beside its messages."""
+class OneOrMany:
+    """Options of an action on one message or letter, or on all that filters choose."""
 
-    everything: AllOption = False
+    everything: Annotated[bool, typer.Option("--all", help="All, without a filter.")] = False
     dry_run: DryRunOption = False
-    yes: YesOption = False
-    cursor: CursorOption = None
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False
     output: pending.OutputOption = pending.OutputFormat.TEXT
+
+    def must_be_clear(self, one: str | None, chosen: Mapping[str, Any], a: str, several: str) -> None:
+        """Raises ConfigurationError unless either `one` is given, or filters or --all. `a` and `several` name them."""
+        if one is not None and (chosen or self.everything or self.dry_run):
+            raise ConfigurationError(f"{a} and filters are given", hint="Give one or the other.", code="DB-1003")
+        if one is None and not chosen and not self.everything:
+            hint = f"Give {a}, a filter, or --all."
+            raise ConfigurationError(f"no {several} are selected", hint=hint, code="DB-1003")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode(OneOrMany):
+    """Options of an action on messages."""
+
+    cursor: Annotated[str | None, typer.Option("--cursor", help="Continue an interrupted action from its cursor.")] = (
+        None
+    )
 
     def act(self, api: ApiClient, action: str, one: str | None, filters: Filters, when: Mapping[str, str]) -> None:
         """Act on one message, or on the chosen ones. Raises ConfigurationError for options that exclude each other."""
         chosen = pending.parameters_of(filters)
-        if one is not None and (chosen or self.everything or self.dry_run or self.cursor is not None):
-            raise ConfigurationError("an origin and filters are given", hint="Give one or the other.", code="DB-1003")
+        cursor = {} if self.cursor is None else {"cursor": self.cursor}
+        self.must_be_clear(one, chosen | (cursor if one is not None else {}), "an origin", "messages")
         if one is not None:
             _act_on_one(api, action, pending.checked_place(one, "the message"), when, self.output)
             return
-        if not chosen and not self.everything:
-            hint = "Give an origin, a filter, or --all."
-            raise ConfigurationError("no messages are selected", hint=hint, code="DB-1003")
         body: dict[str, Any] = {**chosen, **when, "all": self.everything}
         if self.dry_run or not self.yes:
             counted = api.post(f"messages/{action}", body | {"dry_run": True})
@@ -69,7 +79,7 @@ class Mode:
                 pending.print_answer(counted, self.output, number)
                 return
             confirm(f"{action} {number} messages?")
-        _act_on_many(api, action, body | ({} if self.cursor is None else {"cursor": self.cursor}), self.output)
+        _act_on_many(api, action, body | cursor, self.output)
 
 
 def command_of(action: str) -> Callable[..., None]:
@@ -95,69 +105,57 @@ def move_messages(
 ) -> None:
     """Move one pending message, or all matching ones, to another due time. The exit status is that of `cancel`."""
     with connection.open() as api:
-        due_ms, after_ms = read_option(parse_until, at, "--at"), read_option(with_unit, after, "--after")
-        if (due_ms is None) == (after_ms is None):
+        read_option(parse_until, at, "--at")
+        read_option(with_unit, after, "--after")
+        if (at is None) == (after is None):
             hint = "`delay-bridge pending move --help` has the forms."
             raise ConfigurationError("give either --at or --after", hint=hint, code="DB-1003")
-        when = {"due": str(due_ms)} if due_ms is not None else {"after": str(after_ms)}
-        mode.act(api, "move", one, filters, when)
+        mode.act(api, "move", one, filters, {"due": at} if at is not None else {"after": after or ""})
 
 
-TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="The target topic.")]
-UnknownOption = Annotated[bool, typer.Option("--unknown", help="Allow a target that the bridge does not know.")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneTarget(pending.Connection):
+    """A target, the connection, and the output."""
+
+    name: Annotated[str, typer.Argument(metavar="TARGET", help="The target topic.")]
+    unknown: Annotated[bool, typer.Option("--unknown", help="Allow a target that the bridge does not know.")] = False
+    output: pending.OutputOption = pending.OutputFormat.TEXT
+
+    def put(self, action: str, body: Mapping[str, str]) -> None:
+        """Pause or resume it. Raises typer.Exit for an unknown one."""
+        with self.open() as api:
+            if not self.unknown and not _is_known(api, self.name):
+                say(
+                    f"unknown target {self.name}: the bridge has no message for it, and has delivered none."
+                    f" --unknown {action}s it anyway",
+                    err=True,
+                )
+                raise typer.Exit(1)
+            done = api.post(f"targets/{quote(self.name, safe='')}/{action}", body)
+            changed = "" if done.get("changed") is True else " already"
+            pending.print_answer(done, self.output, f"{self.name} is{changed} {action}d")
 
 
 @bundled
 def pause_target(
-    name: TargetArgument,
     reason: Annotated[str, typer.Option(help="The reason, for people: at most 100 characters.")] = "",
     until: Annotated[
         str | None, typer.Option(help="End of the pause: RFC 3339 with a zone, or epoch milliseconds.")
     ] = None,
     after: Annotated[str | None, typer.Option("--for", help="Duration of the pause: 90s, 1h30m, 7d, PT15M.")] = None,
     *,
-    unknown: UnknownOption = False,
-    connection: pending.Connection,
-    output: pending.OutputOption = pending.OutputFormat.TEXT,
+    target: OneTarget,
 ) -> None:
     """Pause a target: its messages wait until it is resumed. The exit status is 1 if the target is unknown."""
     read_option(with_unit, after, "--for")
     options = {"reason": reason, "until": until, "after": after}
-    _put(connection, name, "pause", {key: text for key, text in options.items() if text}, output, unknown=unknown)
+    target.put("pause", {key: text for key, text in options.items() if text})
 
 
 @bundled
-def resume_target(
-    *,
-    name: TargetArgument,
-    unknown: UnknownOption = False,
-    connection: pending.Connection,
-    output: pending.OutputOption = pending.OutputFormat.TEXT,
-) -> None:
+def resume_target(target: OneTarget) -> None:
     """Resume a paused target. The exit status is that of `pause`."""
-    _put(connection, name, "resume", {}, output, unknown=unknown)
-
-
-def _put(
-    connection: pending.Connection,
-    name: str,
-    action: str,
-    body: Mapping[str, str],
-    output: pending.OutputFormat,
-    *,
-    unknown: bool,
-) -> None:
-    with connection.open() as api:
-        if not unknown and not _is_known(api, name):
-            say(
-                f"unknown target {name}: the bridge has no message for it, and has delivered none."
-                f" --unknown {action}s it anyway",
-                err=True,
-            )
-            raise typer.Exit(1)
-        done = api.post(f"targets/{quote(name, safe='')}/{action}", body)
-        changed = "" if done.get("changed") is True else " already"
-        pending.print_answer(done, output, f"{name} is{changed} {action}d")
+    target.put("resume", {})
 
 
 def _is_known(api: ApiClient, target: str) -> bool:

@@ -20,11 +20,13 @@ from confluent_kafka import KafkaError, Message
 from bridge.client import DelayClient, remedy_of
 from bridge.commands.api_client import Absent, ApiClient
 from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of, with_unit
-from bridge.commands.replies import NOTHING, AnswerTally, Replies, topic_of_answers
+from bridge.commands.replies import NOTHING, AnswerTally, await_answers, topic_of_answers
+from bridge.commands.tail import Tail
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
 from bridge.kafka.reach import refuse_unreachable
 from bridge.settings.model import Settings
 from bridge.wire.headers import NEVER_MS, NEXT_MS, Origins, origins_text, parse_origins, parse_until
+from bridge.wire.received import record_place
 from timerstore.clock import SystemClock
 
 MOVES: Final = {
@@ -85,12 +87,12 @@ class ChangeOptions:
             about: dict[str, Any] = {"reply_to": self.reply_to, "correlation": self.correlation_id}
             refuse_unreachable(settings.kafka.bootstrap_servers)
             with ExitStack() as stack:
-                replies = None
+                tail = None
                 if wait_ms is not None:
                     topic = self.reply_to or topic_of_answers(settings, delay_topic)
-                    replies = stack.enter_context(Replies(consumer_properties(settings), topic, SystemClock()))
-                    about |= {"reply_to": topic, "on_delivery": partial(_taken, taken)}
-                remark = "" if replies is not None else f"; {_remark(settings, self.id, place)}"
+                    tail = stack.enter_context(Tail(consumer_properties(settings), [topic], SystemClock()))
+                    about |= {"reply_to": topic, "on_delivery": partial(keep_taken, taken)}
+                remark = "" if tail is not None else f"; {_remark(settings, self.id, place)}"
                 try:
                     command(client, place, about)
                 except ValueError as error:
@@ -98,10 +100,12 @@ class ChangeOptions:
                     raise ConfigurationError(f"invalid command: {error}", hint=hint, code="DB-1003") from None
                 client.flush()
                 say(f"{verb} of {self.id or self.origin} sent to {delay_topic}{remark}", err=True)
-                if replies is not None:
-                    commands = [f"{record.topic()}/{record.partition()}/{record.offset()}" for record in taken]
-                    named = None if place is None else len(place[2])
-                    _report(self.id or self.origin or "", replies.wait(commands, (wait_ms or 0) / 1000, named))
+                if tail is not None:
+                    named = None if place is None else len(place[2]) // max(1, len(taken))
+                    tally = await_answers(
+                        tail, [record_place(record) for record in taken], (wait_ms or 0) / 1000, named
+                    )
+                    _report(self.id or self.origin or "", tally)
 
     def move(self, verb: str, at_ms: int | None, after: timedelta | None) -> None:
         """Move the message to another due time; `verb` is the name of the command for people."""
@@ -110,7 +114,8 @@ class ChangeOptions:
             if place is None:
                 client.move(self.id or "", self.key, at=at_ms, after=after, everywhere=True, **about)
             else:
-                client.move_origin(*place, at=at_ms, after=after, **about)
+                for offset in place[2]:
+                    client.move_origin(place[0], place[1], offset, at=at_ms, after=after, **about)
 
         self.send(verb, command)
 
@@ -152,8 +157,8 @@ def _remark(settings: Settings, id: str | None, place: Origins | None) -> str:
     return f"not known whether such a message is pending; {WAIT}"
 
 
-def _taken(taken: list[Message], error: KafkaError | None, message: Message) -> None:
-    """Keep the record of a command. Raises EnvironmentFailure, from `flush`, if the delay topic has not taken it."""
+def keep_taken(taken: list[Message], error: KafkaError | None, message: Message) -> None:
+    """Keep a record. Raises EnvironmentFailure, from `flush`, if the delay topic has not taken it."""
     if error is not None:
         raise EnvironmentFailure(f"not taken: {error.str()}", hint=remedy_of(error), code="DB-1004")
     taken.append(message)

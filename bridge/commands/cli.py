@@ -20,15 +20,15 @@ from typing import Annotated, Any, Final
 
 import typer
 import yaml
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import Message
 from rich.console import Console
 from rich.text import Text
 
 from bridge import __version__
 from bridge.checks.finding import Finding
-from bridge.client import DelayClient, remedy_of
+from bridge.client import DelayClient
 from bridge.commands import actions, change, dead_letters, pending, schedules
-from bridge.commands.arrivals import Arrivals
+from bridge.commands.arrivals import await_arrivals
 from bridge.commands.invocation import (
     ConfigOption,
     failures_as_one_line,
@@ -41,6 +41,7 @@ from bridge.commands.invocation import (
     settings_of,
     with_unit,
 )
+from bridge.commands.tail import Tail
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.kafka.reach import refuse_unreachable
@@ -53,6 +54,7 @@ from bridge.wire.headers import parse_until
 from bridge.wire.letters import LetterChoice, RedriveReport
 from bridge.wire.printable import printable
 from bridge.wire.reasons import RejectReason
+from bridge.wire.received import record_place
 from bridge.wire.schedule import Missed
 from timerstore.clock import SystemClock
 
@@ -198,7 +200,7 @@ def skip_batch(
         from bridge.ingest.batches.choices import BATCHES, SKIPPED
 
         where = _place(settings, place, what := "the batch")
-        _choose(settings, BATCHES, where, SKIPPED, what)
+        _choose(settings, BATCHES, where, SKIPPED, what, topic=_topic_id(settings, where[0][0]))
 
 
 @app.command()
@@ -312,7 +314,7 @@ def send(
         arrivals = _arrivals(settings, delay_topic, topic) if wait is not None else None
         wait_ms = read_option(with_unit, wait, "--wait") or 0
         send_one: Callable[..., None] = client.send if recurrence == ONCE else partial(client.schedule, **recurrence)
-        origins: list[str] = []
+        taken: list[Message] = []
         count = 0
         for message in _messages(value, file):
             try:
@@ -326,7 +328,7 @@ def send(
                     id=id,
                     replace=replace,
                     partition=partition,
-                    on_delivery=partial(_taken, origins),
+                    on_delivery=partial(change.keep_taken, taken),
                 )
             except ValueError as error:
                 hint = "See `delay-bridge send --help`."
@@ -336,9 +338,11 @@ def send(
                 refuse_unreachable(settings.kafka.bootstrap_servers)
         client.flush()
         say(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
+        origins = list(map(record_place, taken))
         if arrivals is not None:
-            with arrivals:
-                for arrived in arrivals.wait(origins, wait_ms / 1000):
+            tail, letter_topics = arrivals
+            with tail:
+                for arrived in await_arrivals(tail, origins, wait_ms / 1000, letter_topics):
                     say(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
         else:
             for origin in origins:
@@ -381,13 +385,24 @@ def _place(settings: Settings, place: str, what: str) -> tuple[tuple[str, int], 
     return (topic, partition), offset
 
 
-def _choose(settings: Settings, file: str, where: tuple[tuple[str, int], int], word: str, what: str) -> None:
-    """Write the operator's choice into a file of the running bridge."""
+def _topic_id(settings: Settings, name: str) -> str:
+    """The id of an existing delay topic."""
+    from bridge.kafka.admin import Cluster
+    from bridge.start.facts import existing
+
+    refuse_unreachable(settings.kafka.bootstrap_servers)
+    return existing(Cluster(settings), [name])[name].topic_id
+
+
+def _choose(
+    settings: Settings, file: str, where: tuple[tuple[str, int], int], word: str, what: str, topic: str | None = None
+) -> None:
+    """Write the operator's choice into a file of the running bridge, where `topic` stands for the topic's name."""
     from bridge.ingest.batches.choices import Choices
 
-    is_new = Choices(settings.store.directory, file).add(*where, word)
-    (topic, partition), offset = where
-    say(f"{topic}/{partition}: {what} at offset {offset} {'will count as' if is_new else 'already counts as'} {word}")
+    (name, partition), offset = where
+    is_new = Choices(settings.store.directory, file).add((topic or name, partition), offset, word)
+    say(f"{name}/{partition}: {what} at offset {offset} {'will count as' if is_new else 'already counts as'} {word}")
 
 
 def _must_be_delay_topics(names: Sequence[str] | None, settings: Settings) -> None:
@@ -449,18 +464,12 @@ def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _taken(origins: list[str], error: KafkaError | None, message: Message) -> None:
-    """Keep the origin of a message. Raises EnvironmentFailure, from `flush`, if the delay topic has not taken it."""
-    if error is not None:
-        raise EnvironmentFailure(f"not taken: {error.str()}", hint=remedy_of(error), code="DB-1004")
-    origins.append(f"{message.topic()}/{message.partition()}/{message.offset()}")
-
-
-def _arrivals(settings: Settings, delay_topic: str, topic: str | None) -> Arrivals:
-    """The arrivals, made before the first message is sent: so none is missed."""
+def _arrivals(settings: Settings, delay_topic: str, topic: str | None) -> tuple[Tail, list[str]]:
+    """The tail of the target and of the dead-letter topics, and the latter. Made before the first message is sent, so
+    that none is missed."""
     mapped = settings.delay_topics.get(delay_topic)
     target = topic or (mapped.target if mapped is not None else None)
     if target is None:
         raise ConfigurationError("--wait needs a target", hint="Name it with --to.", code="DB-1003")
     dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
-    return Arrivals(change.consumer_properties(settings), [target], SystemClock(), dead_letters)
+    return Tail(change.consumer_properties(settings), [target, *dead_letters], SystemClock()), dead_letters

@@ -13,10 +13,9 @@ import typer
 
 from bridge.api.filters import LetterFilters
 from bridge.commands import pending
-from bridge.commands.actions import AllOption, DryRunOption, PatientConnection, YesOption, confirm
+from bridge.commands.actions import OneOrMany, PatientConnection, confirm
 from bridge.commands.api_client import Absent, ApiClient
 from bridge.commands.invocation import bundled, read_headers, say
-from bridge.errors import ConfigurationError
 
 app = typer.Typer(
     name="dead-letters",
@@ -76,12 +75,10 @@ def ask_redrive(
         str | None,
         typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="The place of one letter, from `list`; else filters."),
     ] = None,
-    everything: AllOption = False,
     due: DueOption = Due.ORIGINAL,
     set_header: SetHeaderOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    output: pending.OutputOption = pending.OutputFormat.TEXT,
+    *,
+    choice: OneOrMany,
 ) -> None:
     """Put one dead letter, or all matching ones, back into their delay topics, each once. The exit status is 1 if the
     one letter stays."""
@@ -91,22 +88,18 @@ def ask_redrive(
             "due_now": due is Due.NOW,
             "set_headers": dict(read_headers(set_header, "--set-header")),
         }
-        if place is not None and (chosen or everything or dry_run):
-            raise ConfigurationError("a letter and filters are given", hint="Give one or the other.", code="DB-1003")
+        choice.must_be_clear(place, chosen, "a letter", "dead letters")
         if place is not None:
-            _redrive_one(api, place, mend, output)
+            _redrive_one(api, place, mend, choice.output)
             return
-        if not chosen and not everything:
-            hint = "Give a letter, a filter, or --all."
-            raise ConfigurationError("no dead letters are selected", hint=hint, code="DB-1003")
-        body = {**chosen, **mend, "all": everything}
-        if dry_run or not yes:
+        body = {**chosen, **mend, "all": choice.everything}
+        if choice.dry_run or not choice.yes:
             counted = api.post("dead-letters/redrive", body | {"dry_run": True})
-            if dry_run:
-                _print_report(counted, output)
+            if choice.dry_run:
+                _print_report(counted, choice.output)
                 return
             confirm(f"put {counted.get('count')} dead letters back?")
-        _print_report(api.post("dead-letters/redrive", body), output)
+        _print_report(api.post("dead-letters/redrive", body), choice.output)
 
 
 def _redrive_one(api: ApiClient, place: str, mend: dict[str, Any], output: pending.OutputFormat) -> None:

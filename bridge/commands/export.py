@@ -28,7 +28,7 @@ def export_batches(api: ApiClient, parameters: Parameters) -> Generator[pa.Recor
     earlier ends the export.
 
     Raises the errors of `ApiClient.get`, and EnvironmentFailure if the stream breaks off. The log names the instances
-    that did not answer.
+    that did not answer, and the partitions that are not read yet.
     """
     with api.opened("export", parameters) as response:
         if media_type(response) != MEDIA_TYPE:
@@ -43,9 +43,7 @@ def export_batches(api: ApiClient, parameters: Parameters) -> Generator[pa.Recor
                 code="DB-1020",
             ) from None
     if silent:
-        log.warning(
-            "export-incomplete", reason="these instances did not answer: their messages are missing", instances=silent
-        )
+        log.warning("export-incomplete", reason="messages of these instances or partitions are missing", missing=silent)
 
 
 def write_parquet(path: Path, batches: Iterable[pa.RecordBatch]) -> int:

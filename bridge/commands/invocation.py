@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
@@ -64,7 +64,9 @@ def _options_of(hint: Any) -> dict[str, tuple[Any, Any]] | None:
     """The options of a bundle, by name: annotation and default."""
     if is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
-        return {field.name: (hints[field.name], field.default) for field in fields(hint)}
+        defaults = {field.name: field.default for field in fields(hint)}
+        empty = inspect.Parameter.empty
+        return {name: (hints[name], empty if default is MISSING else default) for name, default in defaults.items()}
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return {name: (_option(name, field), None) for name, field in hint.model_fields.items()}
     return None

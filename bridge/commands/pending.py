@@ -253,14 +253,14 @@ def _print_json(pages: Iterable[Mapping[str, Any]], name: str) -> None:
 
 
 def _silent(answer: Mapping[str, Any]) -> set[str]:
-    """The instances that did not answer."""
+    """The instances that did not answer, and the partitions that are not read yet."""
     silent = answer.get("incomplete")
     return set(map(str, silent)) if isinstance(silent, list) else set()
 
 
 def _print_silent(silent: Iterable[str]) -> None:
     if silent:
-        say(f"incomplete: no answer of {', '.join(sorted(silent))}", err=True)
+        say(f"incomplete: messages of {', '.join(sorted(silent))} are missing", err=True)
 
 
 def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

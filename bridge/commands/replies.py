@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Final
 
 from confluent_kafka import Message
 
@@ -21,7 +21,6 @@ from bridge.settings.model import Settings
 from bridge.wire.answers import Outcome
 from bridge.wire.headers import COMMAND, COUNT, OUTCOME
 from bridge.wire.received import headers_of
-from timerstore.clock import Clock
 
 SUFFIX: Final = ".answers"
 """The suffix of the topic of answers, for commands that name no topic."""
@@ -53,46 +52,29 @@ class AnswerTally:
         self.origins.setdefault(outcome, []).extend(origins)
 
 
-class Replies:
-    """Reads the topic of answers from its present end; make it before sending."""
-
-    def __init__(self, properties: Mapping[str, Any], topic: str, clock: Clock) -> None:
-        """`properties` are a consumer's, with a group id. Raises EnvironmentFailure for an unreadable topic."""
-        self._tail, self._clock = Tail(properties, [topic]), clock
-
-    def wait(self, commands: Collection[str], timeout_s: float, named: int | None = None) -> AnswerTally:
-        """Wait for the answers to all `commands`, the places of their records. The answers to a command by origin are
-        complete with `named` messages. Raises EnvironmentFailure at the end of the time."""
-        left, tally = set(commands), AnswerTally()
-        answered = 0
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        while left:
-            left_s = deadline_s - self._clock.monotonic_s()
-            if left_s <= 0:
-                raise EnvironmentFailure(
-                    f"no answer of the bridge within {timeout_s:g} s",
-                    hint="The command stays in the delay topic, in force. See /readyz and the log of the bridge.",
-                    first=min(left),
-                    code="DB-1080",
-                )
-            message = self._tail.next(left_s)
-            if message is None or (answer := _read(message, commands)) is None:
-                continue
-            command, outcome, count, origins = answer
-            tally.add(outcome, count, origins)
-            answered += count
-            if named is None or answered >= named:
-                left.discard(command)
-        while (message := self._tail.next(MORE_S)) is not None:  # a command by id has one for each outcome, in sequence
-            if (answer := _read(message, commands)) is not None:
-                tally.add(*answer[1:])
-        return tally
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._tail.__exit__()
+def await_answers(tail: Tail, commands: Collection[str], timeout_s: float, named: int | None = None) -> AnswerTally:
+    """Wait for the answers to all `commands`, the places of their records. The answers to a command by origin are
+    complete with `named` messages. Raises EnvironmentFailure at the end of the time."""
+    left, tally, answered, records = set(commands), AnswerTally(), 0, tail.records(timeout_s)
+    while left:
+        if (message := next(records, None)) is None:
+            raise EnvironmentFailure(
+                f"no answer of the bridge within {timeout_s:g} s",
+                hint="The command stays in the delay topic, in force. See /readyz and the log of the bridge.",
+                first=min(left),
+                code="DB-1080",
+            )
+        if (answer := _read(message, commands)) is None:
+            continue
+        command, outcome, count, origins = answer
+        tally.add(outcome, count, origins)
+        answered += count
+        if named is None or answered >= named:
+            left.discard(command)
+    while (message := next(tail.records(MORE_S), None)) is not None:  # by id there is one for each outcome, in sequence
+        if (answer := _read(message, commands)) is not None:
+            tally.add(*answer[1:])
+    return tally
 
 
 def topic_of_answers(settings: Settings, delay_topic: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
 from bridge.kafka.errors import kafka_error
+from timerstore.clock import Clock
 
 REQUEST_TIMEOUT_S: Final = 10.0
 POLL_S: Final = 0.5
@@ -18,7 +19,7 @@ POLL_S: Final = 0.5
 class Tail:
     """A reader of new records; make it before sending the cause of them. It joins no group and commits no offsets."""
 
-    def __init__(self, properties: Mapping[str, Any], topics: Sequence[str]) -> None:
+    def __init__(self, properties: Mapping[str, Any], topics: Sequence[str], clock: Clock) -> None:
         """`properties` are a consumer's, with a group id. Raises EnvironmentFailure for an unreadable topic."""
         reading = {
             **properties,
@@ -28,6 +29,7 @@ class Tail:
             "auto.offset.reset": "error",
             "allow.auto.create.topics": False,
         }
+        self._clock = clock
         self._consumer = made("for arrivals", lambda: Consumer(reading))
         try:
             self._consumer.assign([end for topic in topics for end in self._ends(topic)])
@@ -35,14 +37,18 @@ class Tail:
             self._consumer.close()
             raise
 
-    def next(self, timeout_s: float) -> Message | None:
-        """The next record; None if none comes in time. Raises EnvironmentFailure."""
-        message = self._consumer.poll(min(timeout_s, POLL_S))
-        if message is None or (error := message.error()) is None:
-            return message
-        if error.retriable() or error.code() == KafkaError._ALL_BROKERS_DOWN:
-            return None
-        raise EnvironmentFailure(f"cannot read new records: {error.str()}", hint="Check the brokers.", code="DB-1007")
+    def records(self, timeout_s: float) -> Iterator[Message]:
+        """The next records, until the end of the time. Raises EnvironmentFailure."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while (left_s := deadline_s - self._clock.monotonic_s()) > 0:
+            message = self._consumer.poll(min(left_s, POLL_S))
+            if message is None:
+                continue
+            if (error := message.error()) is None:
+                yield message
+            elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
+                hint = "Check the brokers."
+                raise EnvironmentFailure(f"cannot read new records: {error.str()}", hint=hint, code="DB-1007")
 
     def __enter__(self) -> Self:
         return self

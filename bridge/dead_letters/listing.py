@@ -24,7 +24,7 @@ from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.errors import kafka_error
 from bridge.settings.model import Settings
 from bridge.wire.headers import Origin
-from bridge.wire.letters import Gone, Letter, LetterChoice, Range, RedriveReport, is_redriven, read_redriven
+from bridge.wire.letters import Gone, Letter, LetterChoice, Range, RedriveReport, is_redriven
 from bridge.wire.received import headers_of
 from timerstore.clock import Clock
 
@@ -194,11 +194,9 @@ class _Reader:
     def _note(self, message: Message) -> None:
         place = partition_of(message)
         try:
-            ranges = read_redriven(self._topics.topics[place[0]].topic_id, message.value(), str(message.offset()))
+            self._ranges.setdefault(place, []).extend(self._topics.redriven(message))
         except StateError:  # the topic is a copy: a redrive reports it
             self._doubtful.add(place)
-            return
-        self._ranges.setdefault(place, []).extend(ranges)
 
     def gone(self) -> Mapping[Place, Gone | None]:
         """The redriven letters by the notes that were read; None for a partition with unreadable notes."""

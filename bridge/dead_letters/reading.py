@@ -12,8 +12,8 @@ from bridge.kafka.admin import Cluster, Topic, Watermarks
 from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
-from bridge.wire.letters import Letter, read_letter
-from bridge.wire.received import headers_of, message_bytes
+from bridge.wire.letters import Letter, Range, read_letter, read_redriven
+from bridge.wire.received import headers_of, message_bytes, record_place
 from timerstore.clock import Clock
 
 POLL_S: Final = 1.0
@@ -57,6 +57,10 @@ class LetterTopics:
         if letter is None or not 0 <= letter.partition < self._into[partition_of(message)[0]].get(letter.topic, 0):
             return None
         return letter
+
+    def redriven(self, message: Message) -> list[Range]:
+        """The letters that a redriven record names. Raises StateError."""
+        return read_redriven(self.topics[message.topic() or ""].topic_id, message.value(), record_place(message))
 
 
 def make_consumer(settings: Settings) -> Consumer:

@@ -21,8 +21,9 @@ finds the letter by halves, and puts all others back. The letter stays, and coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -34,8 +35,7 @@ from bridge.kafka.errors import Fault, fault_of, kafka_error
 from bridge.kafka.repeats import Epochs
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
-from bridge.wire.headers import Headers
-from bridge.wire.letters import Gone, Letter, LetterChoice, Range, RedriveReport, is_redriven, read_redriven, redriven
+from bridge.wire.letters import Gone, Letter, LetterChoice, Range, RedriveReport, is_redriven, redriven
 from bridge.wire.received import headers_of
 from timerstore.clock import Clock
 
@@ -115,10 +115,8 @@ class Redrive:
         for message in (message for batch in record_batches(self._consumer, marks, self._clock) for message in batch):
             if not is_redriven(headers_of(message)):
                 continue
-            topic, partition = partition_of(message)
-            where = f"{topic}/{partition}/{message.offset()}"
             try:
-                ranges[topic, partition] += read_redriven(self._letters.topics[topic].topic_id, message.value(), where)
+                ranges[partition_of(message)] += self._letters.redriven(message)
             except StateError:
                 if self._choice.since_ms is None:
                     raise
@@ -185,14 +183,15 @@ class Redrive:
             if error is not None:
                 failed.append(error)
 
+        produce = partial(_produce, producer, on_delivery=on_delivery)
         producer.begin_transaction()
         try:
             for (letter, headers, key, value), message in back:
                 offsets.setdefault(partition_of(message), []).append(message.offset() or 0)
-                _produce(producer, letter.topic, letter.partition, key, value, headers, on_delivery)
+                produce(topic=letter.topic, partition=letter.partition, key=key, value=value, headers=headers)
             for (topic, partition), gone in offsets.items():
                 headers, value = redriven(self._letters.topics[topic].topic_id, gone)
-                _produce(producer, topic, partition, None, value, headers, on_delivery)
+                produce(topic=topic, partition=partition, value=value, headers=headers)
             producer.flush(CALL_TIMEOUT_S)
             producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as exception:
@@ -206,19 +205,9 @@ class Redrive:
             raise
 
 
-def _produce(
-    producer: Producer,
-    topic: str,
-    partition: int,
-    key: bytes | None,
-    value: bytes | None,
-    headers: Headers,
-    on_delivery: Callable[[KafkaError | None, Message], None],
-) -> None:
+def _produce(producer: Producer, **record: Any) -> None:
     while True:
         try:
-            return producer.produce(
-                topic, value=value, key=key, partition=partition, headers=list(headers), on_delivery=on_delivery
-            )
+            return producer.produce(**record)
         except BufferError:
             producer.poll(FULL_POLL_S)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from bridge.ingest.decode_records import decode_records
 from bridge.ingest.finish import with_schedules
 from bridge.settings.model import Settings
-from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 from bridge.wire.headers import Headers
 from bridge.wire.letters import Letter
 from bridge.wire.reasons import RejectReason
@@ -18,10 +18,9 @@ from bridge.wire.schedule import schedule_of
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import OFFSET_MAX
 
-_COPY_DELAY_MS_MAX: Final = 10**14
-"""The largest delay of a copy: no limit, since its original was accepted by the limit of that time."""
-_WINDOW_MS: Final = 86_400_000
-"""Any roll window: it has no effect on a rejection."""
+_COPIES: Final = {"copy_max_delay_ms": 10**14, "roll_window_ms": 86_400_000}
+"""No limit for the delay of a copy: its original was accepted by the limit of that time. And any roll window: it has no
+effect on a rejection."""
 _REASONS: Final = {reason.value: reason for reason in RejectReason}
 _COLUMNS: Final = ("reason", "schedule", "due", "tick")
 
@@ -40,7 +39,8 @@ class Rejection:
 
     def __init__(self, settings: Settings) -> None:
         self._epochs: Mapping[str, DecodeEpochs] = {
-            name: (DecodeEpoch(offset=0, parameters=_parameters(settings, name)),) for name in settings.delay_topics
+            name: (DecodeEpoch(offset=0, parameters=settings.decode_parameters(name, **_COPIES)),)
+            for name in settings.delay_topics
         }
         self._every_min_ms = settings.limits.every_min
 
@@ -66,17 +66,3 @@ class Rejection:
             return RejectReason.BAD_SCHEDULE
         first_ms = schedule.first(now_ms, entry["due"] if is_start_given else None)
         return RejectReason.BAD_SCHEDULE if first_ms is None else None
-
-
-def _parameters(settings: Settings, topic: str) -> DecodeParameters:
-    return DecodeParameters(
-        levels_ms=settings.levels_ms,
-        max_delay_ms=settings.delay.max,
-        roll_window_ms=_WINDOW_MS,
-        has_default_target=settings.delay_topics[topic].target is not None,
-        dialect=settings.delay_topics[topic].dialect,
-        copy_max_delay_ms=_COPY_DELAY_MS_MAX,
-        headers_max=settings.limits.headers,
-        header_bytes_max=settings.limits.header_bytes,
-        payload_bytes_max=settings.limits.payload_bytes,
-    )

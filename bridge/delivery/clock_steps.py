@@ -32,5 +32,5 @@ class ClockSteps:
             log.warning("clock-behind-position", now_ms=now_ms, steps=steps + 1)
         elif not self._is_out_of_steps:
             self._is_out_of_steps = True
-            self._metrics.clock_step_refused()
+            self._metrics.clock_steps_refused.inc()
             log.error("clock-steps-exhausted", now_ms=now_ms, steps=steps)

@@ -28,7 +28,7 @@ import structlog
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.watch.waits import Wait
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.stores.stores import Life, Stores
 from timerstore.clock import Clock
 
@@ -40,8 +40,6 @@ STILL_S: Final = Wait.COMMANDS_STILL.s
 """The longest time without progress of any other partition: some may rest while a large backlog is read."""
 LOOK_S: Final = 0.05
 """Interval between checks of the reading progress."""
-
-Offsets = Mapping[SourceName, int]
 
 log = structlog.get_logger("bridge.delivery.commands_first")
 

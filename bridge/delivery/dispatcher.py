@@ -31,7 +31,7 @@ from typing import Final
 import structlog
 
 from bridge.delivery.clock_steps import ClockSteps
-from bridge.delivery.commands_first import LOOK_S, CommandsFirst, Offsets
+from bridge.delivery.commands_first import LOOK_S, CommandsFirst
 from bridge.delivery.doubt.doubts import Doubts
 from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.doubt.read_back import ReadBack, ReadCommitted
@@ -62,7 +62,7 @@ from bridge.delivery.targets.stall import StallWatch
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.stores.stores import Life, Stores
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
@@ -226,7 +226,7 @@ class Dispatcher:
             if self._thread is None or self._thread is threading.current_thread():
                 return True
             is_at_rest = self._life.wait_for(AT_REST, timeout_s)
-            self._metrics.partitions_held(0)  # until `resume`: the partitions may now belong to another instance
+            self._metrics.partitions_held.set(0)  # until `resume`: the partitions may now belong to another instance
             return is_at_rest and self._unanswered is None
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -449,7 +449,7 @@ class Dispatcher:
     def _after_abort(self, store: Stores, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
         cause, failure = aborted.cause, aborted.failure
         event = self._give_up(store, transaction, in_haste=failure.meaning is UNANSWERED)
-        self._metrics.transaction_aborted()
+        self._metrics.transactions_aborted.inc()
         told = {"cause": cause.value, "code": failure.code, "reason": failure.detail}
         log.warning("transaction-aborted", **told, rows=transaction.rows)
         if not self._narrowing.after(transaction, aborted):

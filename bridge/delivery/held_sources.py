@@ -68,7 +68,7 @@ class HeldSources:
 
     def tell(self) -> None:
         """Set the metric; it is 0 while the sources may belong to another instance."""
-        self._metrics.partitions_held(len(self.now()) + len(self._doubts.held()))
+        self._metrics.partitions_held.set(len(self.now()) + len(self._doubts.held()))
 
     def hold(self, store: Stores) -> None:
         """Hold the sources that cannot be written to, and those in doubt; all others go on."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
-from bridge.delivery.commands_first import CommandsFirst, Offsets
+from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.doubt.log_notes import LogNotes, States
 from bridge.delivery.open_transaction import Stale, bug
 from bridge.kafka.membership import Membership
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.stores.stores import DELIVERS, Stores
 from bridge.wire.committed_state import CommittedState, Said, are_same_progress
 

@@ -118,7 +118,7 @@ class Breaks:
         failure, now_s = broken.failure, self._clock.monotonic_s()
         is_indefinite = isinstance(broken, Indefinite)
         log.warning("producer-lost", code=failure.code, reason=failure.detail, is_indefinite=is_indefinite)
-        self._metrics.producer_rebuilt()
+        self._metrics.producers_rebuilt.inc()
         if broken.fenced_by is None:
             return
         age_s = 0.0 if opened_s is None else now_s - opened_s

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from bridge.http.listening import listening
-from bridge.http.logins import Logins
 from bridge.http.protection import WHO, Protection
 from bridge.http.server import ConnectionLimits, HttpListener, send_answer
 from bridge.http.workers import Unavailable, Workers
@@ -39,11 +38,9 @@ class ManagementServer(HttpListener):
         health: Health,
         registry: CollectorRegistry,
         protection: Protection | None = None,
-        logins: Logins | None = None,
     ) -> None:
         """For port 0 the system chooses. Raises EnvironmentFailure if it cannot listen on the port."""
-        self._health, self._registry = health, registry
-        self._protection, self._logins = protection or Protection(), logins or Logins()
+        self._health, self._registry, self._protection = health, registry, protection or Protection()
         self._workers = Workers(SCRAPES_MAX, "scrapes")
         listener = listening(host, port, "http.port")
         super().__init__(self._serve, listener, "http", LIMITS, self._protection.certificate)
@@ -61,14 +58,8 @@ class ManagementServer(HttpListener):
     async def _answer(self, scope: Any) -> Answer:
         if scope["method"] not in ("GET", "HEAD"):
             return HTTPStatus.NOT_IMPLEMENTED, TEXT, b"use GET\n"
-        headers, path = dict(scope["headers"]), scope["path"]
-        credentials = headers.get(b"authorization")
-        given = None if credentials is None else credentials.decode("latin-1")
-        who = self._protection.who(given) if path == "/metrics" else ""
-        scope["state"][WHO] = who
-        if who is None:
-            if given is not None:
-                self._logins.failed((scope["client"] or ("", 0))[0], path)
+        path, scope["state"][WHO] = scope["path"], ""
+        if path == "/metrics" and self._protection.login(scope) is None:
             return HTTPStatus.UNAUTHORIZED, TEXT, b"authentication required\n"
         match path:
             case "/livez":
@@ -81,7 +72,7 @@ class ManagementServer(HttpListener):
                 body = {"ready": phase.ready, "phase": phase.name, "reasons": phase.reasons}
                 return _json(body | {name: v for name, v in optional.items() if v is not None}, ok=phase.ready)
             case "/metrics":
-                return await self._metrics(headers.get(b"accept", b"").decode("latin-1"))
+                return await self._metrics(dict(scope["headers"]).get(b"accept", b"").decode("latin-1"))
         return HTTPStatus.NOT_FOUND, TEXT, b"try /livez, /readyz or /metrics\n"
 
     async def _metrics(self, accept: str) -> Answer:

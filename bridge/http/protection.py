@@ -9,9 +9,10 @@ import hmac
 import re
 import ssl
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -81,14 +82,16 @@ class Protection:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
+    on_failure: Callable[[], None] = lambda: None
+    """Counts a failed login."""
 
     @classmethod
-    def of(cls, settings: HttpSettings) -> Protection:
+    def of(cls, settings: HttpSettings, on_failure: Callable[[], None] = lambda: None) -> Protection:
         """The configured protection. Raises ConfigurationError for unusable files."""
         certificate = None
         if settings.certificate_file is not None and settings.key_file is not None:
             certificate = Certificate(settings.certificate_file, settings.key_file)
-        return replace(cls.of_client(settings), certificate=certificate)
+        return replace(cls.of_client(settings), certificate=certificate, on_failure=on_failure)
 
     @classmethod
     def of_client(cls, settings: HttpSettings) -> Protection:
@@ -115,6 +118,16 @@ class Protection:
             credentials = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
             return {"Authorization": f"Basic {credentials}"}
         return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+
+    def login(self, scope: Any) -> str | None:
+        """`who` has sent a request, also noted in its scope. A wrong password or token is counted and logged. A request
+        without credentials is no failure: browsers begin with one."""
+        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"), None)
+        who = scope.setdefault("state", {})[WHO] = self.who(given)
+        if who is None and given is not None:
+            self.on_failure()
+            log.warning("login-failed", client=(scope.get("client") or ("", 0))[0], path=scope["path"][:200])
+        return who
 
     def who(self, authorization: str | None) -> str | None:
         """The client with this Authorization header: the user, `TOKEN`, or "" on an open port; None: a stranger."""

@@ -1,7 +1,7 @@
 """Ingest: the delay topics go into the store, by Spark's query, and by a plain reader while the query does not serve.
 
-    thread   query     session | plan | a large backlog (batch job) | stream ----------------------------> stream
-             ingest    plain reader ------------------------------------------->|  asks for ends  |  plain reader ...
+    thread   query     session | plan | stream ----------------------------> stream
+             ingest    plain reader ------------->|  asks for ends  |  plain reader ...
 
 Both readers start at the store's offsets and hand over by overlap: the store drops repeated records by their offsets.
 So the plain reader goes on until the query has come as far (watch/hand_over.py). A failed query is started anew the
@@ -23,24 +23,28 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
 from bridge.errors import BridgeError, InternalError
 from bridge.ingest.batches.suspects import Suspects
+from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.ingest.finish import Finish
 from bridge.ingest.frames import FrameReceiver
-from bridge.ingest.plain_reader import NOTHING, Offsets, PlainReader, by_source, new_records
+from bridge.ingest.plain_reader import NOTHING, PlainReader, by_source, new_records
 from bridge.ingest.queries import Queries
 from bridge.ingest.query import SparkQuery
 from bridge.ingest.watch.guarded import guarded
-from bridge.ingest.watch.reading import Reader, ReaderEvent, Reading
+from bridge.ingest.watch.reading import Reading
 from bridge.ingest.watch.stalls import jvm_stands_still
 from bridge.ingest.watch.waits import Then, Wait, Watch
-from bridge.stores.names import SourceName
-from bridge.stores.stores import Stores
+from bridge.stores.names import Offsets, SourceName, texts_of
+from bridge.stores.stores import Life, Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
+from bridge.wire.reasons import RejectReason
+from bridge.wire.received import Record, Unread
 from timerstore.clock import Clock
 from timerstore.errors import Closed
 
@@ -54,6 +58,8 @@ IDLE_LOOK_S: Final = 1.0
 """The interval of looks for corrupt batches while none is known."""
 QUIET_S: Final = 5.0
 """Time without records after which a partition with a later end is asked for it."""
+CATCHING_UP_QUIET_S: Final = 1.0
+"""The same while a partition catches up: it may lack only the transaction marker before its committed O."""
 
 
 class Ingest:
@@ -74,12 +80,15 @@ class Ingest:
         metrics: Metrics,
         on_corrupt: Callable[[], None],
         on_fatal: Callable[[BridgeError], None],
+        has_outgrown: Callable[[Mapping[str, int]], bool] = lambda _: False,
         end_jvm: Callable[[], None] = lambda: None,
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,
     ) -> None:
         """`log_starts` looks up the starts of some logs. When partitions come, `all_epochs` already has theirs.
-        `executor_host` is this machine's address for executors elsewhere. `end_jvm` ends a JVM that stands still.
+        `executor_host` is this machine's address for executors elsewhere. `has_outgrown` asks whether topics, each
+        with the time of a record that is too large for a copy (ms), take larger ones by now; then the application
+        starts ingest anew. `end_jvm` ends a JVM that stands still.
         `beat` is for the plain reader's thread, `beat_query` for the query's."""
         self._make_reader = make_reader
         self._store = store
@@ -89,7 +98,7 @@ class Ingest:
         self._suspects = suspects
         self._clock = clock
         self._metrics = metrics
-        self._on_corrupt, self._on_fatal = on_corrupt, on_fatal
+        self._on_corrupt, self._on_fatal, self._has_outgrown = on_corrupt, on_fatal, has_outgrown
         self._end_jvm = end_jvm
         self._beats = beat
         self._watch = Watch(clock)
@@ -108,12 +117,12 @@ class Ingest:
     @property
     def reader(self) -> str:
         """Which reader serves: `spark` or `plain`."""
-        return "spark" if self._reading.reader is Reader.QUERY else "plain"
+        return "spark" if self._reading.query_serves else "plain"
 
     def is_reading(self) -> bool:
         """Whether every partition is being read: new records then arrive at once."""
         heard = self._heard | self._suspects.held().keys()
-        return self._reading.reader is Reader.QUERY or heard >= self._store.next_offsets(self._store.run).keys()
+        return self._reading.query_serves or heard >= self._store.next_offsets(self._store.run).keys()
 
     def restart(self, reason: str) -> None:
         """Have the query end, and start again at the store's offsets."""
@@ -123,7 +132,7 @@ class Ingest:
         """Partitions have come or gone."""
         self._suspects.forget(gone)
         self.restart("assignment")
-        self._reading.advance(ReaderEvent.CHANGED)
+        self._reading.pass_to(query=False)
 
     def note_log_ends(self, ends: Offsets) -> None:
         self._reading.log_ends = ends
@@ -172,7 +181,7 @@ class Ingest:
                 self._end_jvm()
 
     def _take_over(self, wait: Wait) -> None:
-        if self._reading.advance(ReaderEvent.STANDS_STILL):
+        if self._reading.pass_to(query=False):
             log.warning("plain-reader-takes-over", waits_for=wait.waits_for, seconds=wait.s)
 
     # ---- into the store
@@ -182,6 +191,9 @@ class Ingest:
         if self._finish is None or self._finish[0] != run:
             self._finish = run, Finish(dict(self._all_epochs))
         finished = self._finish[1](entries)
+        if (large := _too_large_to_roll(finished)) and self._has_outgrown(large):
+            self._await(lambda: False, inf, beat)  # for the new start, which decodes these records with the new limits
+            raise Closed("decoded with outdated limits", code="DB-7003")
         began_s = self._clock.monotonic_s()
         while not self._taking.acquire(timeout=LOOK_S):
             if not self._store.has_room():  # the other thread waits for room; otherwise it works, or hangs
@@ -201,9 +213,8 @@ class Ingest:
     def _run_reader(self) -> None:
         reader = self._make_reader()
         try:
-            work = {Reader.PLAIN: self._read, Reader.JOB: self._rest, Reader.QUERY: self._stand_by}
             while not self._reading.stopping.is_set():
-                work[self._reading.reader](reader)
+                (self._stand_by if self._reading.query_serves else self._read)(reader)
             self._suspects.rests()  # an end by an error, perhaps for lack of memory, leaves its mark
         finally:
             reader.close()
@@ -216,10 +227,6 @@ class Ingest:
         while not self._is_relieved(run, without):
             self._read_once(run, reader)
 
-    def _rest(self, _: PlainReader) -> None:
-        self._beat()
-        self._reading.stopping.wait(LOOK_S)
-
     def _trusted(self, run: int) -> dict[SourceName, int]:
         return self._suspects.trusted(self._store.next_offsets(run))
 
@@ -229,7 +236,7 @@ class Ingest:
         reader.assign(at)
 
     def _is_relieved(self, run: int, without: Collection[SourceName]) -> bool:
-        return self._is_over(run) or without != self._suspects.names or self._reading.reader is not Reader.PLAIN
+        return self._is_over(run) or without != self._suspects.names or self._reading.query_serves
 
     def _read_once(self, run: int, reader: PlainReader) -> None:
         self._beat()
@@ -250,26 +257,29 @@ class Ingest:
         transaction markers and aborted records, which the query does not report."""
         reader.assign({})
         self._suspects.rests()
-        run, starved = self._store.run, dict[SourceName, int]()
-        while not self._is_relieved_of_standing_by(QUIET_S):
+        run, starved_s = self._store.run, dict[SourceName, float]()
+        while not self._is_relieved_of_standing_by(quiet_s := self._quiet_s()):
             quiet_at = self._store.next_offsets()
-            if self._is_relieved_of_standing_by(QUIET_S):
+            if self._is_relieved_of_standing_by(quiet_s):
                 return
-            at = {name: end for name, end in self._trusted(run).items() if quiet_at.get(name) == end}
-            behind = {name: end for name, end in at.items() if self._reading.log_ends.get(name, end) > end}
-            starved = {name: times for name, times in starved.items() if name in behind}
+            at, ends = self._trusted(run), self._reading.known_ends(self._store.committed())
+            behind = {name: end for name, end in at.items() if quiet_at.get(name) == end < ends.get(name, 0)}
+            starved_s = {name: seconds for name, seconds in starved_s.items() if name in behind}
             if behind and self._store.has_room():
                 for name in self._ask(run, reader, behind):
-                    starved[name] = starved.get(name, 0) + 1
-            if max(starved.values(), default=0) * QUIET_S >= Wait.STARVING.s:
-                log.warning("query-starves", partitions=[f"{topic}/{p}" for topic, p in starved])
+                    starved_s[name] = starved_s.get(name, 0) + quiet_s
+            if max(starved_s.values(), default=0) >= Wait.STARVING.s:
+                log.warning("query-starves", partitions=texts_of(starved_s))
                 self.restart("partitions-starve")
                 self._take_over(Wait.STARVING)
 
+    def _quiet_s(self) -> float:
+        return CATCHING_UP_QUIET_S if self._store.in_life(Life.CATCHING_UP) else QUIET_S
+
     def _is_relieved_of_standing_by(self, wait_s: float) -> bool:
         """Wait; True as soon as the plain reader must read again, or at a stop."""
-        self._await(lambda: self._reading.reader is not Reader.QUERY, wait_s, self._beat)
-        return self._reading.stopping.is_set() or self._reading.reader is not Reader.QUERY
+        self._await(lambda: not self._reading.query_serves, wait_s, self._beat)
+        return self._reading.stopping.is_set() or not self._reading.query_serves
 
     def _ask(self, run: int, reader: PlainReader, at: Offsets) -> set[SourceName]:
         """Take in the ends of those partitions without further records; returns the others."""
@@ -298,6 +308,16 @@ class Ingest:
     def _is_over(self, run: int) -> bool:
         return self._reading.stopping.is_set() or run != self._store.run
 
-    def _take_batches(self, run: int, entries: pa.Table, ends: Offsets) -> None:
+    def _take_batches(self, run: int, records: list[Record] | Unread, ends: Offsets) -> None:
+        entries = unread_entry(records) if isinstance(records, Unread) else decode_records(records, self._all_epochs)
         self._await(self._store.has_room, inf, unwatched)
         self._take(run, entries, ends, unwatched)
+
+
+def _too_large_to_roll(entries: pa.Table) -> dict[str, int]:
+    """The timestamps (ms) of the last rejects for their size, by topic."""
+    reason = entries.column("reason")
+    if reason.null_count == len(reason):
+        return {}
+    rejects = entries.filter(pc.equal(reason, RejectReason.TOO_LARGE_TO_ROLL.value)).select(["topic", "ts"])
+    return {row["topic"]: row["ts"] for row in sorted(rejects.to_pylist(), key=lambda row: row["ts"])}

@@ -29,12 +29,10 @@ from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode_records import decode_records
 from bridge.kafka.construction import made
 from bridge.kafka.errors import records_gone
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.received import Record, headers_of
 from timerstore.clock import Clock
-
-Offsets = Mapping[SourceName, int]
 
 RECORDS_MAX: Final = 2_000
 BYTES_MAX: Final = 1 << 20
@@ -102,14 +100,12 @@ class PlainReader:
         self._clock = clock
         self._consumer = made("for reading", lambda: Consumer({**properties, **FORCED, "group.id": group}))
         self._unreadable: set[SourceName] = set()
-        self._paused: set[SourceName] = set()
         self._assigned: set[SourceName] = set()
 
     def assign(self, offsets: Offsets) -> None:
         """Read on from these offsets; without any, read nothing."""
-        had_paused_all = self._paused and self._paused == self._assigned
+        had_paused_all = self._unreadable and self._unreadable == self._assigned
         self._unreadable.clear()
-        self._paused.clear()
         self._assigned = set(offsets)
         partitions = [TopicPartition(*name, offset) for name, offset in sorted(offsets.items())]
         self._consumer.assign(partitions)
@@ -207,15 +203,9 @@ class PlainReader:
     def _leave(self, name: SourceName, why: str, read: Read) -> None:
         """Leave a partition that this client cannot read on: the client would skip records, or ask for them without
         end. Another reader has them, and all that follow."""
-        if name not in self._unreadable:
+        if name not in self._unreadable:  # fetched records still come, possibly thousands
             self._unreadable.add(name)
             read.left[name] = why
-        self._pause(name)
-
-    def _pause(self, name: SourceName) -> None:
-        """Pause once: fetched records still come, possibly thousands."""
-        if name not in self._paused:
-            self._paused.add(name)
             self._consumer.pause([TopicPartition(*name)])
 
 

@@ -1,6 +1,6 @@
 """The thread of queries: it starts the session's query, watches it, and starts it anew.
 
-    session | slots, plan | a large backlog: a batch job | stream: both read --> the query serves
+    session | slots, plan | stream: both read --> the query serves
 
 watch/waits.py has its deadlines, and the actions after them. A call into a JVM that stands still does not return; the
 plain reader's thread detects that, and acts.
@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as NotYet
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import structlog
@@ -22,18 +22,18 @@ import structlog
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.frames import FrameReceiver
-from bridge.ingest.plain_reader import NOTHING, Offsets, by_source
+from bridge.ingest.plain_reader import by_source
 from bridge.ingest.query import SparkQuery, too_few_slots
 from bridge.ingest.watch.hand_over import HandOver
-from bridge.ingest.watch.reading import Reader, ReaderEvent, Reading
+from bridge.ingest.watch.reading import Reading
 from bridge.ingest.watch.stalls import Laggards, session_missing
 from bridge.ingest.watch.waits import Wait, Watch
 from bridge.kafka.errors import records_gone
-from bridge.spark.errors import JAVA_ENDED, failures_named, named_failure, ranges
+from bridge.spark.errors import JAVA_ENDED, named_failure, ranges
 from bridge.spark.scratch import in_memory
 from bridge.spark.session import quiet, want
-from bridge.stores.names import SourceName
-from bridge.stores.stores import DELIVERS, Life, Stores
+from bridge.stores.names import Offsets, SourceName
+from bridge.stores.stores import Life, Stores
 from bridge.telemetry.heartbeats import Beat
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
@@ -48,14 +48,6 @@ LOOK_S: Final = 0.2
 FAILURES_MAX: Final = 5
 """The limit of failed queries in a row without a record between them."""
 PAUSE_S_MAX: Final = 16.0
-JOB_RECORDS_MIN: Final = 50_000
-"""Fewer records are left to the plain reader and the stream."""
-
-
-class Take(Protocol):
-    """Stores entries of a run, and the ends that they reach. Blocks without room, and beats."""
-
-    def __call__(self, run: int, entries: pa.Table, ends: Offsets, beat: Beat) -> None: ...
 
 
 class Queries:
@@ -67,7 +59,7 @@ class Queries:
         session: Future[SparkSession],
         make_query: Callable[[SparkSession, FrameReceiver], SparkQuery],
         reading: Reading,
-        take: Take,
+        take: Callable[[int, pa.Table, Offsets, Beat], None],
         store: Stores,
         suspects: Suspects,
         log_starts: Callable[[Offsets], Offsets],
@@ -76,7 +68,8 @@ class Queries:
         watch: Watch,
         beat: Beat,
     ) -> None:
-        """The arguments are those of Ingest; `watch` learns of the thread's waits."""
+        """The arguments are those of Ingest; `watch` learns of the thread's waits. `take` stores the entries of a run,
+        and the ends that they reach; it blocks without room, and beats."""
         self._session = session
         self._make_query = make_query
         self._reading = reading
@@ -170,21 +163,21 @@ class Queries:
         receiver = FrameReceiver(
             partial(self._take_frame, run), self._on_task, self._on_take_failure, self._executor_host
         )
-        # One of the unsent records may be too large for the JVM: the operator must learn its place.
-        failures = failures_named("read the delay topics", self._reading.stopping.is_set, self._unread)
         try:
-            with self._watch.waiting(Wait.CALL), in_memory() as directory, receiver, failures:
+            with self._watch.waiting(Wait.CALL), in_memory() as directory, receiver:
                 self._receiver = receiver
                 if not self._reading.stopping.is_set():
                     self._stream(run, self._make_query(session, receiver), directory)
         except BridgeError:
             self._raise_failure()  # Spark's error is a consequence
             raise
+        except Exception as error:
+            self._raise_failure()
+            if not self._reading.stopping.is_set():
+                # One of the unsent records may be too large for the JVM: the operator must learn its place.
+                unread = ranges(self._sent, self._reading.known_ends(self._store.committed()))
+                raise named_failure("read the delay topics", error, unread) from error
         self._raise_failure()
-
-    def _unread(self) -> str:
-        committed = {name: state.offset for name, state in self._store.committed().items()}
-        return ranges(self._sent, {**committed, **self._reading.log_ends})
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -195,11 +188,9 @@ class Queries:
         self._await_slots(query)
         query.warm_up(self._store.next_offsets(run))
         self._await(lambda: self._is_over(run) or self._suspects.are_done(self._store.next_offsets()))
-        if not self._is_over(run):
-            self._read_backlog(run, query)
         if self._is_over(run):
             return
-        offsets = self._trusted(run)
+        offsets = self._suspects.trusted(self._store.next_offsets(run))
         self._must_be_there(offsets)
         self._query_start, self._sent = offsets, dict(offsets)
         hand_over = self._hand_over = HandOver(offsets, self._clock.monotonic_s())
@@ -208,7 +199,7 @@ class Queries:
             with self._watch.waiting(Wait.LOOK, Wait.JVM):
                 self._serve(run, streaming, hand_over)
         finally:
-            self._reading.advance(ReaderEvent.QUERY_ENDED)
+            self._reading.pass_to(query=False)
             with quiet(query.session):
                 streaming.stop()
 
@@ -219,28 +210,6 @@ class Queries:
         partitions = len(self._store.next_offsets())
         if not self._reading.stopping.is_set() and (slots := query.slots()) < partitions:
             raise too_few_slots(slots, partitions)
-
-    def _read_backlog(self, run: int, query: SparkQuery) -> None:
-        """Read a large backlog below the committed offsets by a batch job, unless messages of other partitions are
-        delivered: their new records would be late."""
-        start, committed = self._trusted(run), self._store.committed()
-        end = {name: max(at, committed[name].offset) for name, at in start.items() if name in committed}
-        if sum(end[name] - start[name] for name in end) >= JOB_RECORDS_MIN and not self._store.in_life(*DELIVERS):
-            self._read_by_job(run, query, {name: start[name] for name in end}, end)
-
-    def _read_by_job(self, run: int, query: SparkQuery, start: Offsets, end: Offsets) -> None:
-        """Read by a batch job, which ends, and reads all partitions at once."""
-        self._reading.advance(ReaderEvent.JOB_BEGAN)  # it is faster alone
-        try:
-            with self._watch.waiting(Wait.JOB_FRAMES, Wait.CALL):
-                query.read(start, end)
-            self._raise_failure()
-            self._take(run, NOTHING, end, self._beat)
-        finally:
-            self._reading.advance(ReaderEvent.JOB_ENDED)
-
-    def _trusted(self, run: int) -> dict[SourceName, int]:
-        return self._suspects.trusted(self._store.next_offsets(run))
 
     def _is_over(self, run: int) -> bool:
         return self._reading.stopping.is_set() or run != self._store.run
@@ -257,11 +226,11 @@ class Queries:
         while not (self._is_over(run) or self.restart_reason or self._failure is not None):
             self._beat()
             now_s = self._clock.monotonic_s()
-            if serves and self._reading.reader is not Reader.QUERY:
+            if serves and not self._reading.query_serves:
                 hand_over.begin_again(now_s)
-            serves = self._reading.reader is Reader.QUERY
+            serves = self._reading.query_serves
             if not serves and hand_over.is_over(self._sent, dict(self._reading.read_to), now_s):
-                serves = self._reading.advance(ReaderEvent.RELIEVED)
+                serves = self._reading.pass_to(query=True)
                 log.info("query-serves", seconds=round(now_s - began_s, 1))
             if streaming.awaitTermination(LOOK_S if serves else LOOK_S / 4):  # type: ignore[arg-type]
                 return

@@ -3,8 +3,7 @@
     Kafka source (read_committed, headers) -> decode (Catalyst) -> FrameWriter (java/) -> socket -> frames.py
 
 Real-time mode (SPARK-53736) runs one long-lived task for each partition, without planning in between. A task without a
-slot never runs, silently, so there must be a slot for each (session.py). Records up to a known end are read by a batch
-job of the same plan, since its tasks end.
+slot never runs, silently, so there must be a slot for each (session.py).
 
 Spark's own checkpoint is a scratch directory of one run. Every run starts at the store's offsets, and the store drops
 repeated records by their offsets.
@@ -19,14 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode import decode
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-Offsets = Mapping[SourceName, int]
 
 BATCH: Final = "30 minutes"
 """Duration of a batch in real-time mode: its end plans anew, which takes half a second."""
@@ -64,12 +62,9 @@ class SparkQuery:
 
     def warm_up(self, offsets: Offsets) -> None:
         """Compile the plan and load its classes with no records, so that the first record does not wait for it."""
-        self.read(offsets, offsets)
-
-    def read(self, start: Offsets, end: Offsets) -> None:
-        """Send [start, end) of every partition, and return when all of it is taken in."""
-        reader = self.session.read.format("kafka").options(**self._options).option("assign", _assignment(start))
-        reader = reader.option("startingOffsets", _json_offsets(start)).option("endingOffsets", _json_offsets(end))
+        reader = self.session.read.format("kafka").options(**self._options).option("assign", _assignment(offsets))
+        at = _json_offsets(offsets)
+        reader = reader.option("startingOffsets", at).option("endingOffsets", at)
         self.send(decode(reader.load(), self._all_epochs))
 
     def send(self, entries: DataFrame) -> None:

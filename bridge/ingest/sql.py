@@ -21,6 +21,16 @@ Value = Any
 """A Column, or the value of a literal: None, bool, int, str, bytes."""
 
 
+def _operator(symbol: str, binds: int) -> Callable[[Column, Value], Column]:
+    """Operands of equal precedence get brackets, but for the first one: all operators are left-associative."""
+
+    def apply(first: Column, second: Value) -> Column:
+        left = first.within(SUM if binds == COMPARISON else binds)
+        return Column(f"{left} {symbol} {lit(second).within(binds + 1)}", binds)
+
+    return apply
+
+
 class Column:
     """An expression with its precedence, `binds`: in a place of higher precedence it gets brackets."""
 
@@ -31,42 +41,19 @@ class Column:
         self.sql = sql
         self.binds = binds
 
-    def __add__(self, other: Value) -> Column:
-        return self._with("+", other, SUM)
-
-    def __sub__(self, other: Value) -> Column:
-        return self._with("-", other, SUM)
-
-    def __mul__(self, other: Value) -> Column:
-        return self._with("*", other, PRODUCT)
-
-    def div(self, other: Value) -> Column:
-        """The whole part of the quotient, of type bigint."""
-        return self._with("DIV", other, PRODUCT)
-
-    def __eq__(self, other: Value) -> Column:  # type: ignore[override]
-        return self._with("=", other, COMPARISON)
-
-    def __ne__(self, other: Value) -> Column:  # type: ignore[override]
-        return self._with("!=", other, COMPARISON)
-
-    def __lt__(self, other: Value) -> Column:
-        return self._with("<", other, COMPARISON)
-
-    def __le__(self, other: Value) -> Column:
-        return self._with("<=", other, COMPARISON)
-
-    def __gt__(self, other: Value) -> Column:
-        return self._with(">", other, COMPARISON)
-
-    def __ge__(self, other: Value) -> Column:
-        return self._with(">=", other, COMPARISON)
-
-    def __and__(self, other: Value) -> Column:
-        return self._with("AND", other, AND)
-
-    def __or__(self, other: Value) -> Column:
-        return self._with("OR", other, OR)
+    __add__ = _operator("+", SUM)
+    __sub__ = _operator("-", SUM)
+    __mul__ = _operator("*", PRODUCT)
+    div = _operator("DIV", PRODUCT)
+    """The whole part of the quotient, of type bigint."""
+    __eq__ = _operator("=", COMPARISON)  # type: ignore[assignment]
+    __ne__ = _operator("!=", COMPARISON)  # type: ignore[assignment]
+    __lt__ = _operator("<", COMPARISON)
+    __le__ = _operator("<=", COMPARISON)
+    __gt__ = _operator(">", COMPARISON)
+    __ge__ = _operator(">=", COMPARISON)
+    __and__ = _operator("AND", AND)
+    __or__ = _operator("OR", OR)
 
     def __invert__(self) -> Column:
         return Column(f"NOT {self.within(ATOM)}", NOT)
@@ -79,7 +66,8 @@ class Column:
         return Column(f"{self.within(ATOM)}[{lit(key).sql}]")
 
     def between(self, low: Value, high: Value) -> Column:
-        return self._with(">=", low, COMPARISON) & self._with("<=", high, COMPARISON)
+        result: Column = (self >= low) & (self <= high)
+        return result
 
     def isin(self, *values: Value) -> Column:
         return Column(f"{self.within(SUM)} IN ({_listed(values)})", COMPARISON)
@@ -102,11 +90,6 @@ class Column:
     def within(self, binds: int) -> str:
         """The text, in brackets if its precedence is lower."""
         return self.sql if self.binds >= binds else f"({self.sql})"
-
-    def _with(self, operator: str, other: Value, binds: int) -> Column:
-        """Operands of equal precedence get brackets, but for the first one: all operators are left-associative."""
-        first = self.within(SUM if binds == COMPARISON else binds)
-        return Column(f"{first} {operator} {lit(other).within(binds + 1)}", binds)
 
 
 class Case(Column):

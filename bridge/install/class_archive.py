@@ -9,7 +9,6 @@ jars in the same order, and logs a line otherwise. Without it a start takes long
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any, Final
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode import decode
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.query import SparkQuery
@@ -94,7 +93,7 @@ def _exercise(session: SparkSession, settings: Settings) -> None:
         query = SparkQuery(session, options, "classes", all_epochs, receiver.address, receiver.token)
         query.send(decode(session.range(RECORDS_MADE).selectExpr(*RECORDS), all_epochs))
         with suppress(Exception):  # no broker answers
-            query.read(start, start)
+            query.warm_up(start)
         opened.clear()
         with suppress(Exception):
             streaming = query.start(start, Path(directory))
@@ -128,19 +127,5 @@ def _end(session: SparkSession) -> None:
     gateway.proc.wait(DEADLINE_S)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bridge.install.class_archive", description="an archive of Spark's classes"
-    )
-    parser.add_argument("command", choices=["install"], help="create it beside the connector's jars")
-    parser.parse_args()
-    try:
-        print(install_archive(connector.jars()))
-    except BridgeError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(connector.run_step(lambda _: [install_archive(connector.jars())]))

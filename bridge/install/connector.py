@@ -2,7 +2,6 @@
 system for Spark that does not start a process for every file it writes.
 
     python -m bridge.install.connector install [--into DIR]     resolve them with Maven (`make install`, and images)
-    python -m bridge.install.connector list                     print their paths
 
 At run time nothing is downloaded: `jars()` only searches.
 """
@@ -14,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -116,22 +116,18 @@ def _shipped() -> frozenset[str]:
     return frozenset(artifact(jar) for jar in installed.shipped())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bridge.install.connector", description="Spark's Kafka connector")
-    commands = parser.add_subparsers(dest="command", required=True)
-    installer = commands.add_parser("install", help="resolve the jars with Maven")
-    installer.add_argument("--into", type=Path, default=installed_directory(), metavar="DIR")
-    commands.add_parser("list", help="print the paths of the installed jars")
-    arguments = parser.parse_args()
+def run_step(step: Callable[[Path], Iterable[Path]]) -> int:
+    """The program of a step of the installation; it prints the paths that `step` returns."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", choices=["install"])
+    parser.add_argument("--into", type=Path, default=installed_directory(), metavar="DIR")
     try:
-        installed_jars = install_connector(arguments.into.absolute()) if arguments.command == "install" else jars()
+        print(*step(parser.parse_args().into.absolute()), sep="\n")
     except BridgeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    for jar in installed_jars:
-        print(jar)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_step(install_connector))

@@ -5,7 +5,6 @@ python -m bridge.install.frame_writer install [--into DIR]     beside the connec
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.errors import EnvironmentFailure
 from bridge.install import connector
 from bridge.spark import installed
 
@@ -60,17 +59,5 @@ def _javac() -> str:
     return javac
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bridge.install.frame_writer", description="The query's sink")
-    parser.add_argument("command", choices=["install"])
-    parser.add_argument("--into", type=Path, default=connector.installed_directory(), metavar="DIR")
-    try:
-        print(install_frame_writer(parser.parse_args().into.absolute()))
-    except BridgeError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(connector.run_step(lambda into: [install_frame_writer(into)]))

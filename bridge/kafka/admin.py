@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -47,10 +47,6 @@ _RETRY_S: Final = 0.1
 _CONNECT_S: Final = 1.0
 _ELECTION_S: Final = 2.0
 _RENEW_S: Final = 1.0
-_SAMPLE_S: Final = 2.0
-_SAMPLE_RECORDS: Final = 200
-_RECORD_BYTES: Final = 100
-"""Estimate for a record's headers and framing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +77,6 @@ class Watermarks:
     start: int
     end: int
     epoch: int = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Oldest:
-    """The oldest records of a partition: the first one's timestamp, and their mean size in bytes."""
-
-    timestamp_ms: int
-    mean_bytes: float
 
 
 class Cluster:
@@ -183,29 +171,6 @@ class Cluster:
         offsets = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
         return {place: offset if offset >= 0 else None for place, (offset, _) in offsets.items()}
 
-    def oldest(self, marks: Mapping[tuple[str, int], Watermarks]) -> dict[tuple[str, int], Oldest]:
-        """The oldest records of non-empty logs, of those partitions that answer within two seconds."""
-        wanted = {place: mark for place, mark in marks.items() if mark.start < mark.end}
-        samples: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        if not wanted:
-            return {}
-        consumer = made("for samples", lambda: Consumer(self._consumer, logger=collecting_logger([])))
-        try:
-            consumer.assign([TopicPartition(*place, mark.start) for place, mark in wanted.items()])
-            deadline_s = self._clock.monotonic_s() + _SAMPLE_S
-            while len(samples) < len(wanted) and self._clock.monotonic_s() < deadline_s:
-                for message in consumer.consume(_SAMPLE_RECORDS, _RETRY_S):
-                    if message.error() is None:
-                        size = len(message.key() or b"") + len(message.value() or b"") + _RECORD_BYTES
-                        place = (str(message.topic()), int(message.partition() or 0))
-                        samples.setdefault(place, []).append((message.timestamp()[1], size))
-        finally:
-            consumer.close()
-        return {
-            place: Oldest(timestamp_ms=records[0][0], mean_bytes=sum(size for _, size in records) / len(records))
-            for place, records in samples.items()
-        }
-
     def committed(
         self, group: str, partitions: Iterable[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[int, str | None]]:
@@ -233,7 +198,6 @@ class Cluster:
         if not stretches:
             return {}
         config = {
-            **self._consumer,
             "isolation.level": "read_uncommitted",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,  # the end of a log is reported at once
@@ -241,11 +205,11 @@ class Cluster:
             "queued.min.messages": 1,
             "fetch.queue.backoff.ms": 0,  # the next stretch is fetched at once
         }
-        consumer = made("for samples", lambda: Consumer(config, logger=collecting_logger([])))
-        try:
+        with closing(self._sampling(config)) as consumer:
             return leader_epochs.cuts(consumer, stretches, beat)
-        finally:
-            consumer.close()
+
+    def _sampling(self, more: Mapping[str, Any]) -> Consumer:
+        return made("for samples", lambda: Consumer({**self._consumer, **more}, logger=collecting_logger([])))
 
     def create_topic(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
         """Create a topic. An existing topic stays unchanged. `replication` -1: the brokers' default."""

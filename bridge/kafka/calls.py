@@ -86,17 +86,6 @@ class AbandonableCalls:
         self._calls.put(call)
         return call
 
-    def call(
-        self,
-        run: Callable[[], T],
-        timeout_s: float,
-        meanwhile: Callable[[], None] = lambda: None,
-        every_s: float = math.inf,
-    ) -> T:
-        """`begin` and `result` in one: return or raise the result of `run`."""
-        result: T = self.result(self.begin(run), timeout_s, meanwhile, every_s)
-        return result
-
     def result(
         self,
         call: Call,

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from timerstore.clock import SystemClock
 
+if TYPE_CHECKING:
+    from bridge.stores.names import SourceName  # loads pyarrow, which no command needs at its start
+
 ANSWER_S: Final = 10.0
 _POLL_S: Final = 0.1
-
-Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +53,13 @@ def find_cut(stretch: ReadStretch) -> Generator[int, int | None, int | None]:
 
 
 def cuts(
-    consumer: Consumer, stretches: Mapping[Place, ReadStretch], beat: Callable[[], None] = lambda: None
-) -> dict[Place, int | None]:
+    consumer: Consumer, stretches: Mapping[SourceName, ReadStretch], beat: Callable[[], None] = lambda: None
+) -> dict[SourceName, int | None]:
     """The cut of each log, by `find_cut`; partitions that do not answer are left out. `consumer` reads uncommitted
     records, too, and reports the ends of logs."""
     searches = {place: find_cut(stretch) for place, stretch in stretches.items()}
-    offsets: dict[Place, int | None] = {}
-    answers: dict[Place, int | None] = dict.fromkeys(searches)
+    offsets: dict[SourceName, int | None] = {}
+    answers: dict[SourceName, int | None] = dict.fromkeys(searches)
     while answers:
         beat()
         asked = {}
@@ -72,10 +73,11 @@ def cuts(
 
 
 def _epochs(
-    consumer: Consumer, asked: Mapping[Place, int], stretches: Mapping[Place, ReadStretch]
-) -> dict[Place, int | None]:
+    consumer: Consumer, asked: Mapping[SourceName, int], stretches: Mapping[SourceName, ReadStretch]
+) -> dict[SourceName, int | None]:
     """The epochs of the first records from these offsets on, of the partitions that answer in time."""
-    clock, epochs = SystemClock(), dict[Place, int | None]()
+    clock = SystemClock()
+    epochs: dict[SourceName, int | None] = {}
     consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in asked.items()])
     deadline_s = clock.monotonic_s() + ANSWER_S
     while len(epochs) < len(asked) and clock.monotonic_s() < deadline_s:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -11,6 +11,7 @@ from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import TargetReport
 from bridge.runtime.gauges import Lag, largest
 from bridge.runtime.pipeline import Pipeline
+from bridge.stores.names import SourceName
 from bridge.stores.stores import Stores
 from bridge.telemetry.health import Health, Phase
 from bridge.telemetry.lateness import LatenessHistogram
@@ -20,7 +21,7 @@ from timerstore.memory.pending import SLOT_MS
 
 TARGETS_MAX: Final = 1_000
 COMPLETE: Final = ("connecting", "running")
-"""Phases in which the index has all records below O."""
+"""Phases in which the index has all records below O, except in partitions that have just come (`Answers.unread`)."""
 
 
 class Answers:
@@ -39,9 +40,11 @@ class Answers:
         letters: DeadLetterTopics,
         pauses: PauseControl,
         commands: Callable[[], CommandChannel | None],
+        log_ends: Callable[[Collection[SourceName]], Mapping[SourceName, int]],
     ) -> None:
         self._pipeline, self._targets, self._gauges = pipeline, targets, gauges
         self._letters, self._pauses, self._commands = letters, pauses, commands
+        self._log_ends = log_ends
         self._lateness, self._health, self._lag, self._clock = lateness, health, lag, clock
 
     def now_ms(self) -> int:
@@ -54,6 +57,18 @@ class Answers:
         """The store, once it is complete; None before."""
         pipeline = self._pipeline()
         return None if pipeline is None or self._health.phase.name not in COMPLETE else pipeline.store
+
+    def unread(self) -> list[SourceName]:
+        store = self.pending()
+        if store is None:
+            return []
+        committed = store.committed()
+        at = store.next_offsets()  # second: both grow, and O stays below
+        return [name for name, reached in committed.items() if at.get(name, reached.offset) < reached.offset]
+
+    def log_ends(self) -> Mapping[SourceName, int]:
+        store = self.pending()
+        return {} if store is None else self._log_ends(store.next_offsets())
 
     def overview(self) -> Overview | None:
         store, now_ms = self.pending(), self._clock.now_ms()

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum
+from functools import partial
 from typing import Final
 
 import structlog
@@ -28,7 +29,6 @@ from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.targets.cache import Targets
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
-from bridge.http.logins import Logins
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.kafka.membership import Ownership
@@ -46,7 +46,7 @@ from bridge.settings.secrets import Redactor
 from bridge.spark import session as spark
 from bridge.start.identity_watch import IdentityWatch
 from bridge.stores.names import SourceName
-from bridge.telemetry.health import Health
+from bridge.telemetry.health import Health, Phase
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, Repeating, dispatcher_s
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from timerstore.clock import Clock, ClockWatch, SystemClock
@@ -121,7 +121,6 @@ class Application:
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
-        self._logins = Logins(clock, self._metrics.login_failed)
         self._identity = IdentityWatch(clock, self._metrics.truncated, self._beat)
         self._conditions = Conditions(settings, clock)
 
@@ -200,9 +199,9 @@ class Application:
         gc.freeze()  # excludes modules: a full collection would scan them for 40 ms, and block all threads meanwhile
         settings = self._settings
         beat, rest_s = self._hearts.watch("credentials", CALLS_S), max(credentials.LOOK_S, self._restart.wait_s())
-        self._health.enter("checking", reasons=("brokers, topics, Java",))
+        self._health.enter(Phase("checking", reasons=("brokers, topics, Java",)))
         with (
-            wiring.make_management(settings, self._health, self._metrics, self._logins),
+            wiring.make_management(settings, self._health, self._metrics),
             self._api(),
             Repeating("clock-jumps", self._look_at_clock, self._hearts.watch("clock-jumps", LOOK_S), LOOK_INTERVAL_S),
         ):
@@ -229,8 +228,9 @@ class Application:
             pipeline=lambda: self._pipeline, targets=lambda: self._targets, gauges=self._snapshot,
             lateness=self._metrics.lateness, health=self._health, lag=self._lag, clock=self._clock,
             letters=Letterbox(self._settings, self._clock), pauses=self._pauses, commands=lambda: self._commands,
+            log_ends=partial(wiring.log_ends, self._settings),
         )  # fmt: skip
-        return wiring.make_api(self._settings, answers, self._logins, self._hearts)
+        return wiring.make_api(self._settings, answers, self._metrics, self._hearts)
 
     def _check(self) -> None:
         findings = run_checks(self._settings, create=True)
@@ -281,7 +281,7 @@ class Application:
         ownership.start()
         dispatcher.start()
         make_session = wiring.session_maker(settings, cluster)
-        self._health.enter("joining", reasons=("waiting for partitions",))
+        self._health.enter(Phase("joining", reasons=("waiting for partitions",)))
         context = PipelineContext(
             settings=settings,
             clock=self._clock,
@@ -298,8 +298,9 @@ class Application:
             on_held=lambda: self._events.put(Notice.REBASE),
             on_plan=wiring.plan_reader(self._pauses, planner),
             identity=self._identity,
+            beat=self._beat,
         )
-        self._resuming = wiring.make_resuming(context, self._pauses, commands, planner, lambda: self._pipeline)
+        self._resuming = wiring.make_resuming(context, self._pauses, commands, lambda: self._pipeline)
         return context
 
     def _serve(self, context: PipelineContext) -> None:
@@ -360,9 +361,9 @@ class Application:
             owned = self._identity.without(member.partitions)
         if not owned:
             if member.partitions:
-                self._health.enter("held", reasons=self._identity.alarms())
+                self._health.enter(Phase("held", reasons=self._identity.alarms()))
                 return
-            self._health.enter("joining", reasons=("no partitions are assigned to this instance",), ready=True)
+            self._health.enter(Phase("joining", reasons=("no partitions are assigned to this instance",), ready=True))
             log.info("no-partitions-assigned")
             return
         pipeline = self._pipeline = Pipeline(context, owned, member)
@@ -402,7 +403,7 @@ class Application:
                 return
             if not (context.dispatcher.wait_open(0) and pipeline.is_reading() and pipeline.is_delivering()):
                 self._health.enter(
-                    "connecting", reasons=("waiting for the producer, all partitions and earlier commands",)
+                    Phase("connecting", reasons=("waiting for the producer, all partitions and earlier commands",))
                 )
                 return
             pending = pipeline.store.stats().pending
@@ -410,11 +411,11 @@ class Application:
         impediments = pipeline.impediments()
         parts = (self._identity, self._conditions, pipeline, self._credentials, self._pauses)
         reasons = (*impediments, *(alarm for part in parts for alarm in part.alarms()))
-        self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
+        self._health.enter(Phase("running", ready=not impediments, reasons=reasons, reader=pipeline.reader))
 
     def _shut_down(self) -> None:
         self._stopping = True
-        self._health.enter("stopping", reasons=("stopping",))
+        self._health.enter(Phase("stopping", reasons=("stopping",)))
         log.info("stopping")
         self._watch_the_end()
         if self._pipeline is not None:

@@ -1,8 +1,8 @@
 """Maintenance: the thread that flushes the store, loads its windows, reclaims and compacts its segments.
 
 One thread does all of it, for all partitions, as `Upkeep` requires. Reclaiming frees space, so it precedes the
-work that needs space. A full disk does not stop the loading of windows. A damaged segment is set aside, and the
-pipeline starts again from the other segments and Kafka.
+work that needs space. A full disk does not stop the loading of windows. A damaged segment is set aside, and the index
+of its partition is opened anew, from the other segments and Kafka.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -23,7 +24,8 @@ from bridge.stores.upkeep import Upkeep
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
-from timerstore.errors import Closed, DiskFull
+from timerstore.errors import Closed, Corrupt, DiskFailure, DiskFull
+from timerstore.operations import recovery
 
 BUSY_WAIT_S: Final = 0.05
 IDLE_WAIT_S: Final = 0.5
@@ -41,8 +43,8 @@ log = structlog.get_logger("bridge.runtime.maintenance_thread")
 
 
 class MaintenanceThread:
-    """Runs `store.upkeep` until stopped. `on_corrupt` asks for a rebuild; `beat` is called before each step, even
-    an idle one."""
+    """Runs `store.upkeep` until stopped. `on_corrupt` is called for a new one of `damaged`; `beat` is called before
+    each step, even an idle one."""
 
     def __init__(
         self,
@@ -69,9 +71,13 @@ class MaintenanceThread:
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._reclaimed_s = 0.0
         self._left_s = 0.0
+        self._not_removed: str | None = None
+        """The reason why an index stays, as reported."""
         self._flush_s = 0.0
         self._compact_s = 0.0
         self.disk_is_full = False
+        self.damaged: frozenset[SourceName] = frozenset()
+        """Partitions whose indexes must be opened anew. The pipeline removes them."""
 
     def start(self) -> None:
         self._thread.start()
@@ -121,8 +127,21 @@ class MaintenanceThread:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            self._news.wait(self._step())
+            try:
+                wait_s = self._step()
+            except Corrupt as corrupt:
+                self._set_aside(corrupt)
+                wait_s = IDLE_WAIT_S
+            self._news.wait(wait_s)
             self._news.clear()
+
+    def _set_aside(self, corrupt: Corrupt) -> None:
+        """Set a damaged file aside. Until its partition is closed, each step finds it again."""
+        topic, partition = Path(corrupt.path).parts[-3:-1]
+        if (name := (topic, int(partition))) not in self.damaged:
+            log.error("segment-corrupt", report=recovery.set_aside(corrupt, self._clock.now_ms()))
+            self.damaged |= {name}
+            self._on_corrupt()
 
     def _step(self) -> float:
         self._beat()
@@ -150,8 +169,18 @@ class MaintenanceThread:
                 self._note_full(full)
         if now_s - self._left_s >= LEFT_INTERVAL_S:
             self._left_s = now_s
+            self._remove_left()
+
+    def _remove_left(self) -> None:
+        """Nothing depends on the removal: a link, or a file of another user, ends no delivery."""
+        try:
             if removed := self._store.remove_left(self._clock.now_ms()):
                 log.info("indexes-removed", partitions=removed)
+            self._not_removed = None
+        except DiskFailure as failure:
+            if failure.message != self._not_removed:
+                log.warning("indexes-not-removed", reason=failure.message, hint=failure.hint)
+            self._not_removed = failure.message
 
     def _flush_due(self) -> bool:
         if self._clock.monotonic_s() < self._flush_s:

@@ -13,21 +13,21 @@ A crash before its first commit leaves its committed state unchanged. One that g
     close       between two transactions, for which the dispatcher is held: some 40 ms. A crash is one before or after
                 the revocation: only the flush is written
 
-The pipeline is stopped and replaced if it cannot follow (no partition is left; the open transaction did not end;
-partitions were lost; the store must be opened with other limits), and after the discovery of a damaged segment.
+A partition with a damaged segment goes and comes again. The pipeline is stopped and replaced if it cannot follow (no
+partition is left; the open transaction did not end; partitions were lost; the store must be opened with other limits).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from bridge.delivery.commands_first import Offsets
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.states import AT_REST
@@ -50,14 +50,14 @@ from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import GONE, StartFacts, StartPlan
 from bridge.start.identity_watch import IdentityWatch
 from bridge.start.index import Indexes, as_bridge_errors, drop_earlier, find_index, find_indexes, make_stores, openings
-from bridge.start.retention import RetentionGuard, ingest_start
-from bridge.start.roll_window import Windows, decode_parameters, limits_of
-from bridge.start.suspects import make_suspects
+from bridge.start.oldest import OldestRecords
+from bridge.start.retention import RetentionGuard, ingest_start, note_gone
+from bridge.start.roll_window import Windows, decode_parameters_of, limits_of
 from bridge.stores.directory import StoreDirectory
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.stores.stores import DELIVERS, Life, Prepared, Stores
-from bridge.telemetry.health import Health, LongWork
-from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
+from bridge.telemetry.health import Health, LongWork, Phase
+from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, START_S, Beat, Heartbeats, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
@@ -96,8 +96,10 @@ class PipelineContext:
     on_fatal: Callable[[BridgeError], None]
     on_rebuild: Callable[[], None]
     on_held: Callable[[], None]
-    """Called when the partitions to deliver have changed."""
+    """Called when the partitions to deliver have changed, or one must come again."""
     identity: IdentityWatch
+    beat: Beat = unwatched
+    """The heartbeat of the thread that starts a pipeline."""
     on_plan: Callable[[StartPlan], None] = lambda _: None
     """Called before the first delivery from its partitions."""
 
@@ -136,7 +138,7 @@ class Pipeline:
         Raises StateError if going on would lose or repeat messages, EnvironmentFailure for missing answers."""
         context = self._context
         self._must_be_at_rest()
-        context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
+        context.health.enter(Phase("reading-offsets", reasons=("reading the committed offsets",)))
         without, assigned = context.identity.replaced, context.ownership.assignment
         directory = self._directory = find_index(context.settings, context.cluster, without=without, assigned=assigned)
         indexes = find_indexes(directory, self._owned, context.clock.now_ms())
@@ -144,7 +146,8 @@ class Pipeline:
         if plan is None or self._cancelled.is_set():
             return False
         self._windows = plan.windows
-        self.retention = RetentionGuard(context.settings, plan.windows, context.clock, context.on_rebuild)
+        oldest = OldestRecords.of(context.settings, connector.jars, context.clock)
+        self.retention = RetentionGuard(context.settings, plan.windows, context.clock, oldest, context.on_rebuild)
         store = self.store = make_stores(directory, context.cluster, context.settings, plan)
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
@@ -229,11 +232,12 @@ class Pipeline:
         """Deliver `owned`, the partitions of `member` that are not held, from now on. False if the pipeline must be
         replaced. Raises as `start`."""
         with self._changing:
-            if not self._follows or self._cancelled.is_set():
+            damaged = frozenset() if self._maintenance is None else self._maintenance.damaged
+            if not self._follows or self._cancelled.is_set() or not self._owned & (owned - damaged):
                 return False
             if member.revocations < self._member.revocations:
                 return True  # sampled during a revocation: the group's next assignment is still to come
-            self._member, gone = member, self._owned - owned
+            self._member, gone = member, self._owned - (owned - damaged)
             dispatcher = self._context.dispatcher
             if not gone and self.store is not None and dispatcher.is_held:
                 # It was held for an outdated assignment; this one is current.
@@ -266,7 +270,7 @@ class Pipeline:
             self._owned = frozenset(here - names)
             self._member = replace(self._member, revocations=revocations)
             self._context.dispatcher.go_on_without(gone, revocations)
-        log.info("partitions-given-up", partitions=_names(gone), owned=len(self._owned))
+        log.info("partitions-given-up", partitions=", ".join(texts_of(gone)), owned=len(self._owned))
         return True
 
     def abandon(self) -> None:
@@ -283,15 +287,16 @@ class Pipeline:
         if not maintenance.pass_step(STEP_S):
             self._context.on_held()
             return True
+        maintenance.damaged -= come
         indexes = find_indexes(directory, come, self._context.clock.now_ms())
         plan = self._plan(directory, indexes, come, member)
         if plan is None:
             return True  # the group says something else now
         if not self._spans(plan.windows):
             return False
-        prepared = self._prepare(store, indexes, plan)
+        prepared = self._prepare(store, indexes, plan, lambda _done, _total: self._context.beat(START_S))
         if self._add(prepared, plan, member, self._context.dispatcher.expect):
-            log.info("partitions-come", partitions=_names(come), read_again=prepared.behind())
+            log.info("partitions-come", partitions=", ".join(texts_of(come)), read_again=prepared.behind())
         return True
 
     def _prepare(
@@ -299,7 +304,7 @@ class Pipeline:
         store: Stores,
         indexes: Indexes,
         plan: StartPlan,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Callable[[int, int], None],
     ) -> Prepared:
         """Open the stores of planned partitions. Raises StateError if messages may be lost, EnvironmentFailure."""
         now_ms = self._context.clock.now_ms()
@@ -307,7 +312,8 @@ class Pipeline:
             prepared = store.prepare(openings(indexes, plan, now_ms), now_ms, progress)
         try:
             resume, held = prepared.resume_offsets(), prepared.held_below()
-            prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms), _ends(plan))
+            note = partial(note_gone, self._context.ownership, self._member.partitions, self._directory, plan)
+            prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms, note), _ends(plan))
         except BridgeError as error:
             prepared.close()
             # Else this version has committed before.
@@ -330,7 +336,7 @@ class Pipeline:
             if is_late or store is None or ingest is None or retention is None:
                 prepared.close()
                 return False
-            retention.expect(plan.states)
+            retention.expect(plan.states, plan.windows)
             self._epochs.update({name: state.epochs for name, state in plan.states.items()})
             context.on_plan(plan)
             expect(plan.states, _ends(plan))
@@ -342,8 +348,8 @@ class Pipeline:
 
     def _spans(self, windows: Mapping[str, Windows]) -> bool:
         """Whether the store keeps cancels long enough for these roll windows."""
-        longest_ms = max(window.largest_ms for window in self._windows.values())
-        return all(name in self._windows and window.largest_ms <= longest_ms for name, window in windows.items())
+        longest_ms = max(window.cancels_ms for window in self._windows.values())
+        return all(name in self._windows and window.cancels_ms <= longest_ms for name, window in windows.items())
 
     @property
     def owned(self) -> frozenset[SourceName]:
@@ -410,7 +416,7 @@ class Pipeline:
         """Warnings for the operator while delivery continues."""
         joining = [] if self.store is None else self.store.in_life(Life.CATCHING_UP)
         unread = () if self._suspects is None else self._suspects.alarms()
-        come = (f"partitions are being read up to their committed offsets: {_names(joining)}",)
+        come = (f"partitions are being read up to their committed offsets: {', '.join(texts_of(joining))}",)
         kept = () if self.retention is None else self.retention.alarms()
         return (*(come if joining else ()), *unread, *kept, *self._context.dispatcher.doubts.alarms())
 
@@ -432,10 +438,7 @@ class Pipeline:
     ) -> StartPlan | None:
         context = self._context
         limits = limits_of(context.cluster, sorted({topic for topic, _ in owned}))
-        parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
-        for topic, decoding in parameters.items():
-            kept_ms = limits[topic].retention_ms
-            log.info("roll-window", topic=topic, window_ms=decoding.roll_window_ms, retention_ms=kept_ms)
+        parameters = decode_parameters_of(context.settings, limits)
 
         def facts() -> StartFacts | None:
             with as_bridge_errors():
@@ -458,7 +461,7 @@ class Pipeline:
         context = self._context
         return MaintenanceThread(
             store=store, clock=context.clock, metrics=context.metrics,
-            on_corrupt=context.on_rebuild, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
+            on_corrupt=context.on_held, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
         )  # fmt: skip
 
     def _make_ingest(self, store: Stores) -> Ingest:
@@ -469,32 +472,25 @@ class Pipeline:
             session = intact(session, context.make_session)
             return SparkQuery(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
-        suspects = self._suspects = make_suspects(settings, all_epochs, connector.jars, clock)
+        suspects = self._suspects = Suspects.of(settings, connector.jars, lambda topic: self.topic_ids[topic], clock)
+
+        def has_outgrown(refused: Mapping[str, int]) -> bool:
+            return self.retention is not None and self.retention.has_outgrown(context.cluster, refused)
+
         return Ingest(
             session=context.spark,
             make_query=make_query,
             make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs, clock),
-            store=store,
+            store=store, all_epochs=all_epochs, executor_host=settings.spark.executor_host, suspects=suspects,
             log_starts=lambda names: {
                 name: mark.start for name, mark in context.cluster.watermarks(sorted(names)).items()
             },
-            all_epochs=all_epochs,
-            executor_host=settings.spark.executor_host,
-            suspects=suspects,
-            clock=clock,
-            metrics=context.metrics,
-            on_corrupt=context.on_rebuild,
-            on_fatal=context.on_fatal,
-            end_jvm=end_jvm,
-            beat=context.hearts.watch(INGEST, CALLS_S),
-            beat_query=context.hearts.watch(QUERY, SPARK_S),
-        )
+            clock=clock, metrics=context.metrics, on_corrupt=context.on_rebuild, on_fatal=context.on_fatal,
+            has_outgrown=has_outgrown, end_jvm=end_jvm,
+            beat=context.hearts.watch(INGEST, CALLS_S), beat_query=context.hearts.watch(QUERY, SPARK_S),
+        )  # fmt: skip
 
 
 def _ends(plan: StartPlan) -> dict[SourceName, int]:
     """The ends of the logs at the time of the plan."""
     return {name: mark.end for name, mark in plan.log_marks.items()}
-
-
-def _names(partitions: Collection[SourceName]) -> str:
-    return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(partitions))

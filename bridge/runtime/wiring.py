@@ -34,7 +34,6 @@ from bridge.delivery.resuming import LOOK_S, Named, Resuming
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.pauses import Pauses
-from bridge.http.logins import Logins
 from bridge.http.management import ManagementServer
 from bridge.http.protection import Protection
 from bridge.ingest.batches.choices import ENDS, Choices
@@ -126,7 +125,6 @@ def make_resuming(
     context: PipelineContext,
     pauses: Pauses,
     commands: CommandSender,
-    planner: Planner,
     pipeline: Callable[[], Pipeline | None],
 ) -> Repeating:
     """The thread that brings messages forward after a pause of their target."""
@@ -141,7 +139,7 @@ def make_resuming(
 
     def bring(named: Named) -> Sequence[Future[Sequence[Answer]]] | None:
         try:
-            return commands.send([Order(source, origins, AS_DUE_MS) for source, origins in named])
+            return commands.send([Order(source, (origin,), AS_DUE_MS) for source, origin in named])
         except NotOwnedError:
             return None
 
@@ -150,7 +148,7 @@ def make_resuming(
         store=store,
         bring=bring,
         read=read,
-        window_ms=lambda: max(planner.windows_ms.values(), default=0),
+        log_ends=lambda names: {n: mark.end for n, mark in cluster.watermarks(sorted(names), of_all=False).items()},
         clock=context.clock,
         rate=settings.delivery.resume_rate,
     )
@@ -169,7 +167,7 @@ def make_writer(
         return AcknowledgedWriter(properties, clock, ownership.commit_offsets, budgets=settings.budgets)
 
     def on_incident(incident: Incident) -> None:
-        metrics.incident(incident.value)
+        metrics.incidents.labels(incident.value).inc()
 
     return TransactionalWriter(properties, clock, budgets=settings.budgets, repair=repair, on_incident=on_incident)
 
@@ -197,26 +195,29 @@ def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> Comma
     )
 
 
-def make_management(settings: Settings, health: Health, metrics: Metrics, logins: Logins) -> ManagementServer:
+def make_management(settings: Settings, health: Health, metrics: Metrics) -> ManagementServer:
     """The server of the management port."""
     http = settings.http
     server = ManagementServer(
-        http.host, http.port, health=health, registry=metrics.registry, protection=Protection.of(http), logins=logins
-    )
+        http.host, http.port, health=health, registry=metrics.registry,
+        protection=Protection.of(http, metrics.logins_failed.inc),
+    )  # fmt: skip
     log.info("management-port", host=http.host, port=server.port)
     return server
 
 
-def make_api(settings: Settings, answers: Source, logins: Logins, hearts: Heartbeats) -> AbstractContextManager[object]:
+def make_api(
+    settings: Settings, answers: Source, metrics: Metrics, hearts: Heartbeats
+) -> AbstractContextManager[object]:
     """The API's listener, if enabled."""
     http = settings.http
     if http.api == "off":
         return nullcontext()
     listener = Listener(
-        http.host, http.api_port, source=answers, protection=Protection.of(http),
+        http.host, http.api_port, source=answers, protection=Protection.of(http, metrics.logins_failed.inc),
         show_payloads=http.show_payloads, is_writable=http.api == "write", peers=http.peers,
         instance=settings.group_instance_id,
-        logins=logins, base_path=http.base_path.rstrip("/"),
+        base_path=http.base_path.rstrip("/"),
         beat=hearts.watch("api", ANSWER_S),
     )  # fmt: skip
     scheme = "http" if http.certificate_file is None else "https"
@@ -239,6 +240,11 @@ def session_maker(settings: Settings, cluster: Cluster) -> Callable[[], SparkSes
     jars = connector.jars()
     partitions = sum(topic.partitions for topic in cluster.topics(sorted(settings.delay_topics)).values())
     return lambda: spark.start(settings, jars, partitions)
+
+
+def log_ends(settings: Settings, names: Collection[SourceName]) -> dict[SourceName, int]:
+    """The ends of these logs, from a connection of its own. Raises EnvironmentFailure."""
+    return {name: mark.end for name, mark in Cluster(settings).watermarks(sorted(names)).items()}
 
 
 def make_commands_first(settings: Settings, cluster: Cluster, clock: Clock) -> CommandsFirst:

@@ -14,7 +14,8 @@ from typing import Final, Literal
 
 from bridge.errors import ConfigurationError
 from bridge.settings.java import translate
-from bridge.settings.model import Settings, unmasked
+from bridge.settings.model import Settings
+from bridge.settings.secrets import unmasked
 from bridge.settings.time_budgets import LINGER_MS, MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
 
 Role = Literal["consumer", "reader", "producer", "admin"]
@@ -160,6 +161,9 @@ def _producer(settings: Settings) -> dict[str, str]:
     queued = {"queue.buffering.max.messages": str(max(100_000, 2 * settings.delivery.transaction_rows))}
     promised = {"enable.idempotence": "true", "acks": "all"}
     properties = {**_PRODUCER, **queued, **settings.kafka.properties("common", "producer"), **promised}
+    # A larger record would never get into the queue.
+    longest = min(int(properties["message.max.bytes"]), int(properties["queue.buffering.max.kbytes"]) << 10)
+    properties["message.max.bytes"] = str(longest)
     if settings.delivery.mode == "at-least-once":
         # Consumers see a record when it is written, not at the end of a transaction.
         return {"linger.ms": "5", **_UNANSWERED, **properties}

@@ -13,26 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from bridge.errors import ConfigurationError
-from bridge.settings.java_properties import FALSE, PROPERTIES
+from bridge.settings.java_properties import FALSE, PROPERTIES, Property
 
-SAME: Final = frozenset(
-    """
-    bootstrap.servers check.crcs client.dns.lookup client.rack connections.max.idle.ms enable.metrics.push
-    fetch.max.bytes fetch.min.bytes max.partition.fetch.bytes metadata.max.age.ms
-    metadata.recovery.strategy reconnect.backoff.max.ms reconnect.backoff.ms retry.backoff.max.ms retry.backoff.ms
-    sasl.kerberos.min.time.before.relogin sasl.kerberos.service.name sasl.mechanism
-    socket.connection.setup.timeout.ms
-    """.split()  # noqa: SIM905 - a list of quoted strings is harder to read
-)
-RENAMED: Final[Mapping[str, str]] = {
-    "fetch.message.max.bytes": "max.partition.fetch.bytes",
-    "fetch.wait.max.ms": "fetch.max.wait.ms",
-    "metadata.broker.list": "bootstrap.servers",
-    "sasl.mechanisms": "sasl.mechanism",
-    "socket.receive.buffer.bytes": "receive.buffer.bytes",
-    "socket.send.buffer.bytes": "send.buffer.bytes",
-    "socket.timeout.ms": "request.timeout.ms",
-}
 # Internals of librdkafka, and properties of group members and producers: meaningless for Spark's source.
 _WITHOUT_MEANING: Final = re.compile(
     r"""
@@ -58,12 +40,6 @@ _PORT: Final = 9092
 """librdkafka's default port of a broker."""
 _PBES2: Final = bytes.fromhex("06092a864886f70d01050d")  # the scheme's object identifier, 1.2.840.113549.1.5.13
 _OAUTH_HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
-_OTHERWISE: Final[Mapping[str, tuple[str, str]]] = {
-    "connections.max.idle.ms": ("0", "-1"),
-    "receive.buffer.bytes": ("0", "-1"),
-    "send.buffer.bytes": ("0", "-1"),
-}
-"""librdkafka's values for "no limit" and "the system's", with the equivalent of Java's client."""
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
 _SETUP_MAX_MS: Final = 30_000
 """socket.connection.setup.timeout.max.ms of Java's client, up to which the time-out rises with each attempt."""
@@ -77,8 +53,8 @@ def translate(properties: Mapping[str, str]) -> dict[str, str]:
     """
     translated: dict[str, str] = {}
     for name, value in properties.items():
-        if name in SAME or name in RENAMED:
-            translated[RENAMED.get(name, name)] = _read(name, RENAMED.get(name, name), value)
+        if name in PROPERTIES:
+            translated[PROPERTIES[name].java or name] = _read(name, PROPERTIES[name], value)
         elif not _HANDLED.fullmatch(name) and not _WITHOUT_MEANING.fullmatch(name):
             raise ConfigurationError(
                 f"{name} has no equivalent in the Java client, which Spark uses", hint=_HINT, code="DB-2014"
@@ -88,16 +64,15 @@ def translate(properties: Mapping[str, str]) -> dict[str, str]:
     return translated | _security(properties) | _sasl(properties)
 
 
-def _read(name: str, java_name: str, value: str) -> str:
+def _read(name: str, known: Property, value: str) -> str:
     """A value in the Java client's notation. Raises ConfigurationError for a value that the Java client would refuse or
     read as another one. The error hides the value, which may be a secret under the wrong name."""
-    if java_name == "bootstrap.servers":
+    if name in ("bootstrap.servers", "metadata.broker.list"):
         return _servers(name, value)
-    if java_name == "sasl.kerberos.min.time.before.relogin" and value == "0":
+    if name == "sasl.kerberos.min.time.before.relogin" and value == "0":
         raise _refused(name, "is 0, which ends the renewal of tickets for only one of the clients", "Give a time.")
-    before, after = _OTHERWISE.get(java_name, ("", ""))
     try:
-        return after if after and value == before else PROPERTIES[java_name].read(value)
+        return known.read(value)
     except ValueError as error:
         raise _refused(name, str(error), "Use a notation that both clients read alike.") from None
 
@@ -286,8 +261,7 @@ def _endpoint(properties: Mapping[str, str]) -> str:
 
 
 def _text(properties: Mapping[str, str], name: str, default: str) -> str:
-    value = properties.get(name, default)
-    return _read(name, name, value)
+    return _read(name, Property(), properties.get(name, default))
 
 
 def _required(properties: Mapping[str, str], name: str) -> str:

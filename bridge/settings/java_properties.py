@@ -22,88 +22,71 @@ FALSE: Final = frozenset(("false", "f", "0"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Property:
-    """The values that Java's client accepts: `words` (in `any_case`), or whole numbers from `least` to `most`, or any
-    value of its type."""
+    """The values that Java's client accepts: `words` (in any case), or whole numbers from `least` to `most`, or any
+    text without blanks around it. `java` is its name there, if it differs; `zero` is its notation of librdkafka's 0."""
 
-    type: Literal["INT", "LONG", "BOOLEAN", "STRING", "LIST", "PASSWORD", "CLASS"] = "STRING"
+    type: Literal["INT", "LONG", "BOOLEAN", "STRING"] = "STRING"
+    java: str | None = None
     least: int = 0
     most: int = LONG_MAX
+    zero: str = "0"
     words: tuple[str, ...] = ()
-    any_case: bool = False
 
     def read(self, value: str) -> str:
         """`value` in the notation of Java's client. Raises ValueError, whose text hides the value."""
         if self.type in ("INT", "LONG"):
             if not WHOLE.fullmatch(value) or not self.least <= int(value) <= self.most:
                 raise ValueError(f"is not a whole number from {self.least} to {self.most}")
-        elif self.type == "BOOLEAN":
+            return self.zero if value == "0" else value
+        if self.type == "BOOLEAN":
             if value.lower() not in TRUE | FALSE:
                 raise ValueError("is neither true nor false")
             return str(value.lower() in TRUE).lower()
-        elif self.words:
+        if self.words:
             meant = [word for word in self.words if word.lower() == value.lower()]
             if not meant:
                 raise ValueError(f"is not one of {', '.join(self.words)}")
             return meant[0]
-        elif value != value.strip():
+        if value != value.strip():
             raise ValueError("begins or ends with a blank, which the Java client cuts off")
         return value
 
 
-def _whole(least: int = 0) -> Property:
-    return Property(type="INT", least=least, most=INT_MAX)
+def _whole(java: str | None = None, *, least: int = 0, zero: str = "0") -> Property:
+    return Property(type="INT", java=java, least=least, most=INT_MAX, zero=zero)
 
 
-def _long(least: int = 0) -> Property:
-    return Property(type="LONG", least=least)
-
-
+_LONG: Final = Property(type="LONG")
 _TEXT: Final = Property()
-_SECRET: Final = Property(type="PASSWORD")
 PROPERTIES: Final[Mapping[str, Property]] = {
-    "allow.auto.create.topics": Property(type="BOOLEAN"),
-    "bootstrap.servers": Property(type="LIST"),
+    "bootstrap.servers": _TEXT,
     "check.crcs": Property(type="BOOLEAN"),
     "client.dns.lookup": Property(words=("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only")),
     "client.rack": _TEXT,
-    "connections.max.idle.ms": _long(-1),
+    "connections.max.idle.ms": Property(type="LONG", least=-1, zero="-1"),
     "enable.metrics.push": Property(type="BOOLEAN"),
     "fetch.max.bytes": _whole(),
-    "fetch.max.wait.ms": _whole(),
+    "fetch.message.max.bytes": _whole("max.partition.fetch.bytes"),
     "fetch.min.bytes": _whole(),
-    "isolation.level": Property(words=("read_committed", "read_uncommitted")),
+    "fetch.wait.max.ms": _whole("fetch.max.wait.ms"),
     "max.partition.fetch.bytes": _whole(),
-    "max.poll.records": _whole(1),
-    "metadata.max.age.ms": _long(),
-    "metadata.recovery.strategy": Property(words=("none", "rebootstrap"), any_case=True),
-    "receive.buffer.bytes": _whole(-1),
-    "reconnect.backoff.max.ms": _long(),
-    "reconnect.backoff.ms": _long(),
-    "request.timeout.ms": _whole(),
-    "retry.backoff.max.ms": _long(),
-    "retry.backoff.ms": _long(),
-    "sasl.jaas.config": _SECRET,
-    "sasl.kerberos.min.time.before.relogin": _long(),
+    "metadata.broker.list": Property(java="bootstrap.servers"),
+    "metadata.max.age.ms": _LONG,
+    "metadata.recovery.strategy": Property(words=("none", "rebootstrap")),
+    "reconnect.backoff.max.ms": _LONG,
+    "reconnect.backoff.ms": _LONG,
+    "retry.backoff.max.ms": _LONG,
+    "retry.backoff.ms": _LONG,
+    "sasl.kerberos.min.time.before.relogin": _LONG,
     "sasl.kerberos.service.name": _TEXT,
-    "sasl.login.callback.handler.class": Property(type="CLASS"),
     "sasl.mechanism": _TEXT,
-    "sasl.oauthbearer.token.endpoint.url": _TEXT,
-    "security.protocol": Property(words=("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), any_case=True),
-    "send.buffer.bytes": _whole(-1),
-    "socket.connection.setup.timeout.max.ms": _long(),
-    "socket.connection.setup.timeout.ms": _long(),
-    "ssl.endpoint.identification.algorithm": _TEXT,
-    "ssl.key.password": _SECRET,
-    "ssl.keystore.certificate.chain": _SECRET,
-    "ssl.keystore.key": _SECRET,
-    "ssl.keystore.location": _TEXT,
-    "ssl.keystore.password": _SECRET,
-    "ssl.keystore.type": _TEXT,
-    "ssl.truststore.certificates": _SECRET,
-    "ssl.truststore.location": _TEXT,
-    "ssl.truststore.type": _TEXT,
+    "sasl.mechanisms": Property(java="sasl.mechanism"),
+    "socket.connection.setup.timeout.ms": _LONG,
+    "socket.receive.buffer.bytes": _whole("receive.buffer.bytes", least=-1, zero="-1"),
+    "socket.send.buffer.bytes": _whole("send.buffer.bytes", least=-1, zero="-1"),
+    "socket.timeout.ms": _whole("request.timeout.ms"),
 }
-"""The properties for Spark's source."""
+"""The properties of librdkafka that Spark's source gets, too."""
 
 _STORE: Final = "ssl.key.location and ssl.certificate.location, or ssl.keystore.location, a PKCS#12 file"
 _LOGIN: Final = "sasl.username and sasl.password, sasl.kerberos.* or sasl.oauthbearer.*"

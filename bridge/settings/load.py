@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
@@ -23,7 +23,7 @@ from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import COMMON_NAMES, nearest
 from bridge.settings.model import Settings
 from bridge.settings.secrets import interpolate, read_secret_file
-from bridge.settings.shapes import Places, fields, is_map_of_sections, refuse_shapeless, refuse_spoiled
+from bridge.settings.shapes import Keys, Places, fields, is_map_of_sections, refuse_spoiled, refuse_wrong_shape
 from bridge.settings.yaml_text import NotYamlError, parse_yaml
 
 PREFIX: Final = "DELAY_BRIDGE__"
@@ -32,7 +32,6 @@ _PROPERTY_MAPS: Final = (("kafka", "common"), ("kafka", "consumer"), ("kafka", "
 _EXPLAINED: Final = "config/bridge.yaml explains every key."
 
 Tree = dict[str, Any]
-Path_ = tuple[str, ...]
 
 
 def load(path: Path | None, env: Mapping[str, str]) -> Settings:
@@ -45,11 +44,9 @@ def load(path: Path | None, env: Mapping[str, str]) -> Settings:
     for keys, value, variable in _variables(tree, env):
         _put(tree, keys, value)
         places[keys] = variable
-    _refuse_unknown(tree, Settings, [])
-    refuse_shapeless(tree, Settings, (), places)
-    from_files: dict[Path_, str] = {}
-    resolved = _resolve(tree, (), env, from_files)
-    refuse_spoiled(resolved, (), places)
+    _check_shape(tree, Settings, (), places)
+    from_files: dict[Keys, str] = {}
+    resolved = _resolve(tree, (), env, from_files, places)
     return Settings.of(resolved, from_files, places)
 
 
@@ -78,10 +75,10 @@ def read_yaml(path: Path, places: Places) -> Tree:
 # --- environment -----------------------------------------------------------------------------------------------------
 
 
-def _variables(tree: Tree, env: Mapping[str, str]) -> list[tuple[Path_, Any, str]]:
+def _variables(tree: Tree, env: Mapping[str, str]) -> list[tuple[Keys, Any, str]]:
     """The keys from the environment, whole sections first, with their values and variables. `tree` is the file's; its
     delay topics and properties resolve names. Raises ConfigurationError."""
-    variables: dict[Path_, tuple[Any, str]] = {}
+    variables: dict[Keys, tuple[Any, str]] = {}
     for name in sorted(env):
         if not name.startswith(PREFIX):
             continue
@@ -107,7 +104,7 @@ def _meant(name: str, text: str) -> str:
     return text
 
 
-def _from_variable(name: str, text: str, tree: Tree) -> tuple[Path_, Any]:
+def _from_variable(name: str, text: str, tree: Tree) -> tuple[Keys, Any]:
     path: list[str] = []
     shape: object = Settings
     segments = name.removeprefix(PREFIX).split("__")
@@ -189,7 +186,7 @@ def _value(name: str, text: str, shape: object) -> Any:
         raise ConfigurationError(f"environment variable {name}: {error}", hint=hint, code="DB-2006") from None
 
 
-def _put(tree: Tree, path: Path_, value: Any) -> None:
+def _put(tree: Tree, path: Keys, value: Any) -> None:
     """Set one key; a mapping is merged into an existing one."""
     for depth, part in enumerate(path[:-1]):
         tree = _as_tree(tree, part, path[: depth + 1])
@@ -200,7 +197,7 @@ def _put(tree: Tree, path: Path_, value: Any) -> None:
         tree[path[-1]] = value
 
 
-def _as_tree(tree: Tree, part: str, path: Path_) -> Tree:
+def _as_tree(tree: Tree, part: str, path: Keys) -> Tree:
     if tree.get(part) is None:
         tree[part] = {}
     if not isinstance(tree[part], dict):
@@ -212,26 +209,29 @@ def _as_tree(tree: Tree, part: str, path: Path_) -> Tree:
 # --- unknown keys ----------------------------------------------------------------------------------------------------
 
 
-def _refuse_unknown(tree: Tree, shape: object, path: list[str]) -> None:
+def _check_shape(tree: Tree, shape: object, path: Keys, places: Places) -> None:
+    """Raises ConfigurationError for unknown keys and for values of another shape. A section or map without keys below
+    it is empty; a list without a value is its default."""
     keys = fields(shape)
     for key, value in list(tree.items()):
-        here = [*path, key]
+        here = (*path, key)
         if keys is not None and key not in keys:
             raise _unknown(path, key, list(keys), "the configuration")
         inner = keys[key] if keys is not None else get_args(shape)[1]
-        if fields(inner) is None and get_origin(inner) is not dict:
-            continue
-        if value is None:  # `delay:` without keys below it
-            tree[key] = value = {}
-        if not isinstance(value, dict):
+        if value is None and get_origin(inner) is list:
+            del tree[key]
+        elif fields(inner) is None and get_origin(inner) is not dict:
+            refuse_wrong_shape(value, inner, here, places)
+        elif isinstance(value, dict | None):
+            tree[key] = value or {}
+            _check_shape(tree[key], inner, here, places)
+        else:
             raise ConfigurationError(
                 f"{'.'.join(here)} must be a mapping of keys to values", hint=_EXPLAINED, code="DB-2004"
             )
-        if fields(inner) is not None or is_map_of_sections(inner):
-            _refuse_unknown(value, inner, here)
 
 
-def _unknown(path: list[str], key: str, siblings: list[str], origin: str) -> ConfigurationError:
+def _unknown(path: Sequence[str], key: str, siblings: list[str], origin: str) -> ConfigurationError:
     full = ".".join([*path, key])
     suggestion = nearest(key, siblings)
     everywhere = {leaf.rsplit(".", 1)[-1]: leaf for leaf in _leaves(Settings, "")}
@@ -256,30 +256,32 @@ def _leaves(shape: object, path: str) -> Iterator[str]:
 # --- secrets and references ------------------------------------------------------------------------------------------
 
 
-def _resolve(value: Any, path: Path_, env: Mapping[str, str], from_files: dict[Path_, str]) -> Any:
-    """`value` with all references resolved; secrets are noted in `from_files`, or wrapped inside client maps."""
+def _resolve(value: Any, path: Keys, env: Mapping[str, str], from_files: dict[Keys, str], places: Places) -> Any:
+    """`value` with all references resolved; secrets are noted in `from_files`, or wrapped inside client maps. Raises
+    ConfigurationError, also for spoiled texts."""
     if isinstance(value, dict) and path in _PROPERTY_MAPS:
-        return dict(_resolve_property(path, str(key), raw, value, env) for key, raw in value.items())
+        return dict(_resolve_property(path, str(key), raw, value, env, places) for key, raw in value.items())
     if isinstance(value, dict):
-        return {key: _resolve(inner, (*path, str(key)), env, from_files) for key, inner in value.items()}
+        return {key: _resolve(inner, (*path, str(key)), env, from_files, places) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_resolve(inner, path, env, from_files) for inner in value]
+        return [_resolve(inner, path, env, from_files, places) for inner in value]
     if not isinstance(value, str):
         return value
     text, secret = interpolate(value, ".".join(path), env)
     if secret:
         from_files[path] = text
+    refuse_spoiled(text, path, places)
     return text
 
 
-def _resolve_property(path: Path_, key: str, raw: Any, siblings: Tree, env: Mapping[str, str]) -> tuple[str, Any]:
-    where = ".".join((*path, key))
-    if not isinstance(raw, str):
-        return key, raw
+def _resolve_property(
+    path: Keys, key: str, raw: Any, siblings: Tree, env: Mapping[str, str], places: Places
+) -> tuple[str, str | SecretStr]:
+    where, name = ".".join((*path, key)), key.removesuffix(_FILE_SUFFIX)
     text, secret = interpolate(raw, where, env)
-    if not key.endswith(_FILE_SUFFIX):
-        return key, SecretStr(text) if secret else text
-    name = key.removesuffix(_FILE_SUFFIX)
-    if name in siblings:
-        raise ConfigurationError(f"{where} and {name} are both set", hint="Keep one of them.", code="DB-2008")
-    return name, SecretStr(read_secret_file(text, where))
+    if name != key:
+        if name in siblings:
+            raise ConfigurationError(f"{where} and {name} are both set", hint="Keep one of them.", code="DB-2008")
+        text, secret = read_secret_file(text, where), True
+    refuse_spoiled(text, (*path, name), places)
+    return name, SecretStr(text) if secret else text

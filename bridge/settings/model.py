@@ -11,7 +11,6 @@ import re
 import socket
 from bisect import bisect_right
 from collections.abc import Mapping
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -32,14 +31,14 @@ from pydantic import (
 from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import problems
 from bridge.settings.reserved import OTHERS_OWN, SPARK_OWNED
-from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask, parts_of
+from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask, parts_of, unmasked
 from bridge.settings.shapes import error_sentence
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
 from bridge.settings.units import ANY_CASE, AUTO, duration, parse_bytes, parse_duration_ms, per_second, size
+from bridge.wire.decode_epochs import DecodeParameters
+from bridge.wire.headers import TOPIC_PATTERN
 
-DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DEAD_LETTER_SUFFIX: Final = ".dlt"
-TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 FILES: Final = re.compile(
     r"lock|reserve|(checkpoint|being-read|chosen-ends|paused-targets|rows-in-doubt|skipped-batches|states-in-doubt)"
     r"\.(json|json\.tmp|tmp|lock)"
@@ -54,7 +53,7 @@ LEVEL_MS_MAX: Final = parse_duration_ms("36500d")
 
 
 def _legal_name(value: str) -> str:
-    if not TOPIC_NAME.fullmatch(value) or value in (".", ".."):
+    if not re.fullmatch(TOPIC_PATTERN, value):
         raise ValueError(f"{value!r} is not a legal name; use letters, digits, '.', '_' and '-'")
     return value
 
@@ -173,7 +172,7 @@ class DelaySettings(Section):
     """The accepted delays."""
 
     max: Annotated[int, duration("1s", "36500d")] = parse_duration_ms("3650d")
-    levels: str = DEFAULT_LEVELS
+    levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
     @field_validator("levels")
     @classmethod
@@ -201,6 +200,12 @@ class RollSettings(Section):
     """The longest wait of a record in the delay topic before it is written again."""
 
     window: Annotated[int, duration("1s", "3650d", auto=True)] = AUTO
+
+
+class RetentionSettings(Section):
+    """The retention of a delay topic that rolls nothing."""
+
+    headroom: Annotated[int, duration("1s", "3650d")] = parse_duration_ms("7d")
 
 
 class RetrySettings(Section):
@@ -338,6 +343,7 @@ class Settings(Section):
     delay: DelaySettings = Field(default_factory=DelaySettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     roll: RollSettings = Field(default_factory=RollSettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
     delivery: DeliverySettings = Field(default_factory=DeliverySettings)
     start: StartSettings = Field(default_factory=StartSettings)
     overdue: OverdueSettings = Field(default_factory=OverdueSettings)
@@ -380,6 +386,8 @@ class Settings(Section):
         suffixed = {name: topic.dead_letter or name + DEAD_LETTER_SUFFIX for name, topic in value.items()}
         named = {name: topic.model_copy(update={"dead_letter": suffixed[name]}) for name, topic in value.items()}
         for name, topic in named.items():
+            if not re.fullmatch(TOPIC_PATTERN, topic.dead_letter or ""):  # with the suffix
+                raise ValueError(f"{name}.dead_letter: {topic.dead_letter} is too long; give it a name of its own")
             if topic.dead_letter in named:
                 raise ValueError(
                     f"{name}: dead_letter {topic.dead_letter} is a delay topic; the bridge would read its records again"
@@ -436,6 +444,20 @@ class Settings(Section):
         """Delay of each level in milliseconds, level 1 first."""
         return tuple(parse_duration_ms(level) for level in self.delay.levels.split())
 
+    def decode_parameters(self, topic: str, *, roll_window_ms: int, **more: int) -> DecodeParameters:
+        """The decode parameters of a delay topic."""
+        return DecodeParameters(
+            levels_ms=self.levels_ms,
+            max_delay_ms=self.delay.max,
+            roll_window_ms=roll_window_ms,
+            has_default_target=self.delay_topics[topic].target is not None,
+            dialect=self.delay_topics[topic].dialect,
+            headers_max=self.limits.headers,
+            header_bytes_max=self.limits.header_bytes,
+            payload_bytes_max=self.limits.payload_bytes,
+            **more,
+        )
+
     def dead_letter_topic(self, delay_topic: str) -> str:
         """The topic for the dead letters of a delay topic. Raises KeyError for another topic."""
         return self.delay_topics[delay_topic].dead_letter or delay_topic + DEAD_LETTER_SUFFIX
@@ -445,16 +467,12 @@ class Settings(Section):
         that looks like another system's internal one must be allowed by its full name."""
         if topic.startswith("__") or topic in self.delay_topics or self._is_reserved(topic):
             return False
-        allow, deny = self._patterns
-        return any(p.fullmatch(topic) for p in allow) and not any(p.fullmatch(topic) for p in deny)
+        is_allowed = any(re.fullmatch(pattern, topic) for pattern in self.targets.allow)
+        return is_allowed and not any(re.fullmatch(pattern, topic) for pattern in self.targets.deny)
 
     def _is_reserved(self, topic: str) -> bool:
         is_named = topic in self.targets.allow
         return not is_named and (topic.startswith("_") or OTHERS_OWN.fullmatch(topic) is not None)
-
-    @cached_property
-    def _patterns(self) -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
-        return [re.compile(p) for p in self.targets.allow], [re.compile(p) for p in self.targets.deny]
 
     def secrets(self) -> frozenset[str]:
         """All secret values, for a `Redactor`."""
@@ -473,11 +491,6 @@ class Settings(Section):
         return f"Settings({self.masked()})"
 
     __str__ = __repr__
-
-
-def unmasked(value: str | SecretStr) -> str:
-    """The unwrapped value for a client; never print it."""
-    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 def _set(tree: dict[str, Any], path: tuple[str, ...], value: str) -> None:

@@ -36,6 +36,11 @@ def is_secret_key(name: str) -> bool:
     return bool(_SECRET_KEY.search(name)) and not name.lower().endswith((".location", "_file"))
 
 
+def unmasked(value: str | SecretStr) -> str:
+    """The unwrapped value for a client; never print it."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
 def mask(tree: Any) -> Any:
     """`tree` with masks for the values of secret keys, for wrapped secrets, and for the secret parts of other texts."""
     if isinstance(tree, list):

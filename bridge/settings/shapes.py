@@ -10,15 +10,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import Any, Final, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from bridge.errors import ConfigurationError
 
-Places = dict[tuple[str, ...], str]
+Keys = tuple[str, ...]
+Places = dict[Keys, str]
 """The places of keys: a line of the file, or the name of a variable."""
 
 LINES_ALLOWED: Final = re.compile(r".*\.pem|delay\.levels")
@@ -37,47 +38,28 @@ def is_map_of_sections(shape: object) -> bool:
     return get_origin(shape) is dict and fields(get_args(shape)[1]) is not None
 
 
-def refuse_shapeless(value: Any, shape: object, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
-    """Raises ConfigurationError for a list in place of one value, one value in place of a list, and no value. A list
-    without a value is its default. `value` is a mapping wherever `shape` is one."""
-    keys = fields(shape)
-    for key, part in list(value.items()):
-        inner, here = keys[key] if keys is not None else get_args(shape)[1], (*path, key)
-        if fields(inner) is not None or get_origin(inner) is dict:
-            refuse_shapeless(part, inner, here, places)
-        elif get_origin(inner) is list and part is None:
-            del value[key]
-        elif get_origin(inner) is list:
-            _refuse_list(part, here, places)
-        elif isinstance(part, list | dict):
-            kind = "a list" if isinstance(part, list) else "a mapping"
-            raise _wrong(here, places, f"must be one value, not {kind}", "Write one value.")
-        elif part is None and not _may_be_none(inner):
-            raise _wrong(here, places, "is empty", _QUOTE_IT)
+def refuse_wrong_shape(part: Any, shape: object, path: Keys, places: Mapping[Keys, str]) -> None:
+    """Raises ConfigurationError for a list in place of one value, one value in place of a list, and no value. `shape`
+    is neither a section nor a map."""
+    if get_origin(shape) is list:
+        if not isinstance(part, list):
+            raise _wrong(path, places, "must be a list", 'Write it as ["a", "b"].')
+        if not all(isinstance(text, str) for text in part):
+            raise _wrong(path, places, "must be a list of texts", "Write each as one text, in quotes if necessary.")
+    elif isinstance(part, list | dict):
+        kind = "a list" if isinstance(part, list) else "a mapping"
+        raise _wrong(path, places, f"must be one value, not {kind}", "Write one value.")
+    elif part is None and NoneType not in get_args(shape):
+        raise _wrong(path, places, "is empty", _QUOTE_IT)
 
 
-def _refuse_list(value: Any, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
-    if not isinstance(value, list):
-        raise _wrong(path, places, "must be a list", 'Write it as ["a", "b"].')
-    if not all(isinstance(text, str) for text in value):
-        raise _wrong(path, places, "must be a list of texts", "Write each as one text, in quotes if necessary.")
-
-
-def refuse_spoiled(value: Any, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
+def refuse_spoiled(text: str, path: Keys, places: Mapping[Keys, str]) -> None:
     """Raises ConfigurationError for an empty text, and for control characters."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            refuse_spoiled(part, (*path, key), places)
-        return
-    for text in value if isinstance(value, list) else [value]:
-        text = text.get_secret_value() if hasattr(text, "get_secret_value") else text
-        if not isinstance(text, str):
-            continue
-        if not text.strip() and path[:2] != ("spark", "conf"):  # Spark's options may be empty
-            raise _wrong(path, places, "is empty", _QUOTE_IT)
-        if _CONTROL.search(text) and not LINES_ALLOWED.fullmatch(".".join(path)):
-            hint = "Remove it. In YAML, write the text in one line, without | or >; check the line ends for CR."
-            raise _wrong(path, places, "contains a line break or another control character", hint)
+    if not text.strip() and path[:2] != ("spark", "conf"):  # Spark's options may be empty
+        raise _wrong(path, places, "is empty", _QUOTE_IT)
+    if _CONTROL.search(text) and not LINES_ALLOWED.fullmatch(".".join(path)):
+        hint = "Remove it. In YAML, write the text in one line, without | or >; check the line ends for CR."
+        raise _wrong(path, places, "contains a line break or another control character", hint)
 
 
 _WORDS: Final = {
@@ -89,7 +71,7 @@ _WORDS: Final = {
 }
 
 
-def error_sentence(error: ErrorDetails, places: Mapping[tuple[str, ...], str]) -> str:
+def error_sentence(error: ErrorDetails, places: Mapping[Keys, str]) -> str:
     """A pydantic error as a sentence with the full path and its place; errors of a whole section name their own
     keys."""
     text = _WORDS.get(error["type"], error["msg"]).removeprefix("Value error, ")
@@ -99,16 +81,12 @@ def error_sentence(error: ErrorDetails, places: Mapping[tuple[str, ...], str]) -
     return message + place_text(keys, places)
 
 
-def _may_be_none(shape: object) -> bool:
-    return get_origin(shape) in (Union, UnionType) and NoneType in get_args(shape)
-
-
-def _wrong(path: tuple[str, ...], places: Mapping[tuple[str, ...], str], problem: str, hint: str) -> ConfigurationError:
+def _wrong(path: Keys, places: Mapping[Keys, str], problem: str, hint: str) -> ConfigurationError:
     name = ".".join(path)
     return ConfigurationError(f"setting {name} {problem}{place_text(path, places)}", hint=hint, code="DB-2083")
 
 
-def place_text(path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> str:
+def place_text(path: Keys, places: Mapping[Keys, str]) -> str:
     """The place of the key, or of the nearest one above it, in brackets; empty if unknown."""
     nearest = (places[path[:length]] for length in range(len(path), 0, -1) if path[:length] in places)
     return next((f" ({place})" for place in nearest), "")

@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.errors import records_gone
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets
 
-Offsets = Mapping[SourceName, int]
 JAVA_ENDED: Final = "DB-3016"
-
-
-class failures_named:
-    """Convert Spark's exceptions into an error of the bridge that names the operation; ignore them while stopping."""
-
-    def __init__(
-        self,
-        what: str,
-        stopping: Callable[[], bool] = lambda: False,
-        records: Callable[[], str] = lambda: "",
-    ) -> None:
-        """`records` returns a description of the records that are being read."""
-        self._what = what
-        self._stopping = stopping
-        self._records = records
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if error is None or isinstance(error, BridgeError) or not isinstance(error, Exception):
-            return False
-        if self._stopping():
-            return True
-        raise named_failure(self._what, error, self._records()) from error
 
 
 def named_failure(what: str, error: Exception, records: str = "") -> BridgeError:

@@ -13,9 +13,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from bridge.errors import EnvironmentFailure
 
@@ -62,12 +62,6 @@ class Scratch:
         with suppress(OSError):
             os.close(self._lock)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def sweep(parent: Path) -> None:
     """Remove the scratch directories below `parent` whose processes have ended, except those of other users."""
@@ -88,7 +82,7 @@ def in_memory() -> Iterator[Path]:
         usable = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_FREE_MIN
     except OSError:
         usable = False
-    with Scratch(MEMORY if usable else temporary()) as scratch:
+    with closing(Scratch(MEMORY if usable else temporary())) as scratch:
         yield scratch.path
 
 
@@ -106,7 +100,7 @@ def for_a_socket(name: str) -> Iterator[Path]:
         except EnvironmentFailure as error:
             refused = refused or error
             continue
-        with scratch:
+        with closing(scratch):
             yield scratch.path / name
             return
     raise refused or EnvironmentFailure(

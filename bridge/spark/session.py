@@ -23,7 +23,8 @@ import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.settings.clients import allowed_urls
-from bridge.settings.model import Settings, unmasked
+from bridge.settings.model import Settings
+from bridge.settings.secrets import unmasked
 from bridge.spark import jvm as java_process
 from bridge.spark.errors import named_failure
 from bridge.spark.installed import shipped
@@ -99,7 +100,7 @@ _WANTED: Final = threading.Event()
 log = structlog.get_logger("bridge.spark.session")
 
 SPARE_SLOTS: Final = 16
-"""Slots for partitions that are added while the bridge runs, and for batch jobs. An unused slot costs nothing."""
+"""Slots for partitions that are added while the bridge runs. An unused slot costs nothing."""
 
 
 def with_slots(master: str, partitions: int) -> str:

@@ -14,8 +14,8 @@ from bridge.kafka.admin import Cluster, Topic, Watermarks
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.roll_window import TopicLimits
-from bridge.stores.names import SourceName
-from bridge.wire.committed_state import CommittedState, decode_metadata
+from bridge.stores.names import SourceName, texts_of
+from bridge.wire.committed_state import CommittedState, decode_metadata, goes_back
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.clock import Clock
 from timerstore.operations import recovery
@@ -55,6 +55,7 @@ def plan_start(
             return None
         decision = decide(facts)
         if isinstance(decision, StartPlan):
+            _warn_of_returns(facts, decision)
             return decision
         made = [group.commit_states(states, assigned) for states in decision.of_owner(assigned)]
         if made and all(made):
@@ -69,6 +70,17 @@ def plan_start(
             )
         group.wait(LOOK_S)
     return None
+
+
+def _warn_of_returns(facts: StartFacts, plan: StartPlan) -> None:
+    """Each return takes room in the committed metadata, which is bounded (DB-4006)."""
+    if back := [name for name, state in plan.states.items() if goes_back(facts.committed[name].epochs, state.epochs)]:
+        log.warning(
+            "decode-parameters-return",
+            partitions=", ".join(texts_of(back)),
+            epochs=max(len(plan.states[name].epochs) for name in back),
+            hint="Give all instances the same delay.*, limits.*, roll.window and retention.headroom.",
+        )
 
 
 def gather(
@@ -88,7 +100,7 @@ def gather(
     Raises StateError when a topic does not exist, or the committed state of an owned partition cannot be read,
     SilentLogs where the leader of one does not answer, EnvironmentFailure without any answer, DiskFailure.
     """
-    topics = _existing(cluster, parameters)
+    topics = existing(cluster, parameters)
     names = _partitions(topics)
     read = group.read_committed_states(names, strict=owned)
     read |= _committed_again(group, taken_back({name: read.get(name) for name in owned}))
@@ -117,18 +129,19 @@ def gather(
 def _committed_again(group: Ownership, states: Mapping[SourceName, CommittedState]) -> dict[SourceName, CommittedState]:
     while again := {name: state for name, state in states.items() if name in (owned := group.assignment())}:
         if group.commit_states(again, owned):
-            log.warning("states-taken-back", partitions=", ".join(f"{topic}/{p}" for topic, p in sorted(again)))
+            log.warning("states-taken-back", partitions=", ".join(texts_of(again)))
             return again
     return {}
 
 
 def topic_facts(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicFacts]:
     """Facts of delay topics. Raises StateError when one does not exist, EnvironmentFailure without an answer."""
-    topics = _existing(cluster, names)
+    topics = existing(cluster, names)
     return _with_log(topics, cluster.watermarks(_partitions(topics)))
 
 
-def _existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
+def existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
+    """The delay topics. Raises StateError when one does not exist, EnvironmentFailure without an answer."""
     wanted = sorted(names)
     topics = cluster.topics(wanted)
     for name in wanted:
@@ -168,13 +181,10 @@ def _partitions(topics: Mapping[str, Topic]) -> list[SourceName]:
 
 
 def _with_log(topics: Mapping[str, Topic], marks: Mapping[SourceName, Watermarks]) -> dict[str, TopicFacts]:
-    facts = {}
-    for name, topic in topics.items():
-        mine = [marks.get((name, partition), SILENT) for partition in range(topic.partitions)]
-        facts[name] = TopicFacts(
+    return {
+        name: TopicFacts(
             topic_id=topic.topic_id,
-            log_start=tuple(log.start for log in mine),
-            log_end=tuple(log.end for log in mine),
-            log_epoch=tuple(log.epoch for log in mine),
+            logs=tuple(marks.get((name, partition), SILENT) for partition in range(topic.partitions)),
         )
-    return facts
+        for name, topic in topics.items()
+    }

@@ -58,25 +58,11 @@ class SilentLogs(EnvironmentFailure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """The broker's facts about a delay topic: its id, log start and end (high watermark) by partition index (0 for
-    another instance's partition whose leader does not answer), and the leaders' epochs if known."""
+    """The broker's facts about a delay topic: its id, and the marks of its logs by partition index (zeros for another
+    instance's partition whose leader does not answer)."""
 
     topic_id: str
-    log_start: tuple[int, ...]
-    log_end: tuple[int, ...]
-    log_epoch: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.log_start or len(self.log_start) != len(self.log_end):
-            raise ValueError(f"log starts and ends do not match: {self}")
-
-    @property
-    def partitions(self) -> int:
-        return len(self.log_start)
-
-    def marks(self, partition: int) -> Watermarks:
-        epoch = self.log_epoch[partition] if self.log_epoch else -1
-        return Watermarks(start=self.log_start[partition], end=self.log_end[partition], epoch=epoch)
+    logs: tuple[Watermarks, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,19 +158,19 @@ def decide(facts: StartFacts) -> StartDecision:
         _must_be_this_topic(topic, topic_facts, committed)
         absent = _absent(facts, topic, committed)
         due = {partition for partition in absent if not committed or (topic, partition) in facts.owned}
-        counted = min(set(absent) - due, default=topic_facts.partitions)
+        counted = min(set(absent) - due, default=len(topic_facts.logs))
         if due:
             first = initial_state(offset=0, topic_id=topic_facts.topic_id, partitions=counted, parameters=parameters)
             missing |= {(topic, partition): first for partition in due}
             continue
         for partition in sorted(partition for name, partition in facts.owned if name == topic):
-            state, start, end = committed[partition], topic_facts.log_start[partition], topic_facts.log_end[partition]
-            _must_be_in_range(topic, partition, state.offset, start, end)
-            epochs = amend_epochs(state.epochs, state.offset, start, parameters)
+            state, log = committed[partition], topic_facts.logs[partition]
+            _must_be_in_range(topic, partition, state.offset, log)
+            epochs = amend_epochs(state.epochs, state.offset, log.start, parameters)
             state = replace(state, epochs=epochs, partitions=max(state.partitions, counted))
             state.must_fit((topic, partition))
             states[topic, partition] = state
-            marks[topic, partition] = topic_facts.marks(partition)
+            marks[topic, partition] = log
     return FirstCommits(states=missing) if missing else _plan(facts, states, marks)
 
 
@@ -242,10 +228,10 @@ def _absent(facts: StartFacts, topic: str, committed: Mapping[int, CommittedStat
     checkpointed = {partition for name, partition in facts.known.union(facts.covered) if name == topic}
     counted = max((state.partitions for state in committed.values()), default=0)
     absent = []
-    for partition, log_start in enumerate(facts.topics[topic].log_start):
+    for partition, log in enumerate(facts.topics[topic].logs):
         if partition in committed or (topic, partition) in facts.unreadable:
             continue
-        error = _not_new(topic, partition, log_start, was_known=partition in checkpointed or partition < counted)
+        error = _not_new(topic, partition, log.start, was_known=partition in checkpointed or partition < counted)
         if error is None:
             absent.append(partition)
         elif not committed or (topic, partition) in facts.owned:
@@ -275,24 +261,24 @@ def _not_new(topic: str, partition: int, log_start: int, *, was_known: bool) -> 
     return None
 
 
-def _must_be_in_range(topic: str, partition: int, offset: int, start: int, end: int) -> None:
-    if offset < start:
+def _must_be_in_range(topic: str, partition: int, offset: int, log: Watermarks) -> None:
+    if offset < log.start:
         raise StateError(
             "records were deleted from the delay topic before the bridge read them",
             hint=f"Raise the topic's retention. {RESET}.",
             topic=topic,
             partition=partition,
             committed=offset,
-            log_start=start,
+            log_start=log.start,
             code="DB-4011",
         )
-    if offset > end:
+    if offset > log.end:
         raise StateError(
             "the committed offset lies beyond the end of the delay topic: it was truncated, or is of another cluster",
             hint=f"Check bootstrap.servers. {RESET}.",
             topic=topic,
             partition=partition,
             committed=offset,
-            log_end=end,
+            log_end=log.end,
             code="DB-4013",
         )

@@ -35,7 +35,7 @@ from bridge.start.identity import (
     stretches,
 )
 from bridge.start.roll_window import TOO_SHORT
-from bridge.stores.names import SourceName
+from bridge.stores.names import SourceName, texts_of
 from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
@@ -164,7 +164,7 @@ class IdentityWatch:
                 continue
             end, epoch = state.read_under
             read[name] = Looked(expected=end, marks=Watermarks(start=0, end=end, epoch=epoch))
-            looked[name] = Looked(expected=end, marks=topic.marks(name[1]), committed=state.offset)
+            looked[name] = Looked(expected=end, marks=topic.logs[name[1]], committed=state.offset)
             ids[name[0]] = topic.topic_id
         new, unsure = self._new_holds(cluster, ids, read, looked, lambda _name, _offset: None, is_told=False)
         # Earlier looks at these partitions are void: another instance may have owned them meanwhile.
@@ -402,5 +402,4 @@ def _cut(looked: Looked, stretch: ReadStretch | None, later: int | None, *, is_s
 
 def _warn(names: Collection[SourceName], reason: str) -> None:
     if names:
-        partitions = ", ".join(f"{topic}/{partition}" for topic, partition in sorted(names))
-        log.warning("identity-unknown", partitions=partitions, reason=reason)
+        log.warning("identity-unknown", partitions=", ".join(texts_of(names)), reason=reason)

@@ -17,7 +17,7 @@ from bridge.start.first_commits import StartPlan
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName
 from bridge.stores.stores import Life, Opening, Stores
-from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError, WrongIdentity
+from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError
 from timerstore.limits import Limits
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
@@ -32,14 +32,14 @@ log = structlog.get_logger("bridge.start.index")
 
 
 @contextmanager
-def as_bridge_errors() -> Iterator[None]:
+def as_bridge_errors(**fields: object) -> Iterator[None]:
     """Convert the store's errors: faults of the volume to EnvironmentFailure, a foreign index to StateError."""
     try:
         yield
     except (DirectoryInUse, DiskFailure) as error:
-        raise EnvironmentFailure(error.message, hint=error.hint, code=error.code) from error
+        raise EnvironmentFailure(error.message, hint=error.hint, code=error.code, **fields) from error
     except TimerStoreError as error:
-        raise StateError(error.message, hint=error.hint, code=error.code) from error
+        raise StateError(error.message, hint=error.hint, code=error.code, **fields) from error
 
 
 def find_index(
@@ -63,17 +63,9 @@ def find_index(
 def find_indexes(directory: StoreDirectory, names: Iterable[SourceName], now_ms: int) -> Indexes:
     """The indexes of partitions. Raises EnvironmentFailure, StateError."""
     indexes = {}
-    for name in sorted(names):
-        try:
-            indexes[name] = directory.find(name, now_ms)
-        except WrongIdentity as error:
-            topic, partition = name
-            raise StateError(
-                error.message, hint=error.hint, topic=topic, partition=partition, code=error.code
-            ) from error
-        except DiskFailure as error:
-            raise EnvironmentFailure(error.message, hint=error.hint, code=error.code) from error
-    for (topic, partition), index in indexes.items():
+    for topic, partition in sorted(names):
+        with as_bridge_errors(topic=topic, partition=partition):
+            index = indexes[topic, partition] = directory.find((topic, partition), now_ms)
         for report in index.reports:
             log.error("checkpoint-corrupt", topic=topic, partition=partition, report=report)
     return indexes
@@ -123,11 +115,11 @@ def make_stores(directory: StoreDirectory, cluster: Cluster, settings: Settings,
     """None of which is open yet; numbers are for all partitions of the delay topics."""
     topics = cluster.topics(sorted(settings.delay_topics))
     partitions = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
-    return Stores(directory, partitions, _limits(settings, max(each.largest_ms for each in plan.windows.values())))
+    return Stores(directory, partitions, _limits(settings, max(each.cancels_ms for each in plan.windows.values())))
 
 
 def _limits(settings: Settings, window_ms: int) -> Limits:
-    """The stores' limits. Cancels are kept for `window_ms`, the largest roll window of any record."""
+    """The stores' limits. Cancels are kept for `window_ms` at least."""
     return Limits(
         flush_bytes=settings.store.flush_bytes,
         flush_interval_ms=settings.store.flush_interval,

@@ -17,7 +17,7 @@ done).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -29,6 +29,7 @@ from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.errors import Fault, fault_of, kafka_error
 from bridge.kafka.membership import FORCED
 from bridge.start.first_commits import TopicFacts
+from bridge.start.index import as_bridge_errors
 from bridge.stores.names import SourceName
 from bridge.wire.committed_state import (
     RESET,
@@ -42,7 +43,6 @@ from bridge.wire.committed_state import (
 )
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.disk import files
-from timerstore.errors import DiskFailure
 
 Reset = Literal["earliest", "latest", "committed"]
 READ_TIMEOUT_S: Final = 30.0
@@ -70,15 +70,13 @@ def reset_committed_states(
     states = {
         (topic, partition): _state(facts, partition, to, parameters(topic), committed.get((topic, partition)), now_ms)
         for topic, facts in topics.items()
-        for partition in range(facts.partitions)
+        for partition in range(len(facts.logs))
     }
     states = {name: state.saying(said) if said else state for name, state in states.items()}
-    try:
+    with as_bridge_errors():
         for topic in topics:  # made again, it may have fewer partitions
             for checkpoint in sorted((directory / topic).glob(f"*/{files.CHECKPOINT}")):
                 files.set_aside(checkpoint, now_ms)
-    except DiskFailure as error:
-        raise EnvironmentFailure(error.message, hint=error.hint, code=error.code) from error
     _commit(config, states)
     return states
 
@@ -92,14 +90,14 @@ def _state(
     now_ms: int,
 ) -> CommittedState:
     if committed is not None:
-        begin = facts.log_start[partition]
+        begin = facts.logs[partition].start
         first = max(committed.first_offset, begin)
         return replace(committed, offset=max(committed.offset, begin), first_offset=first, gone_below=0)
-    offset = facts.log_start[partition] if to == "earliest" else facts.log_end[partition]
+    offset = facts.logs[partition].start if to == "earliest" else facts.logs[partition].end
     return initial_state(
         offset=offset,
         topic_id=facts.topic_id,
-        partitions=facts.partitions,
+        partitions=len(facts.logs),
         parameters=parameters,
         first_offset=offset,
         cuts=with_cut((), offset, now_ms),  # invalidates the indexes of other machines
@@ -135,10 +133,10 @@ def _said(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> Said:
 
 def _found(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> list[TopicPartition]:
     """The committed offsets of all partitions, undecoded. Raises EnvironmentFailure."""
-    client = _consumer(config)
-    places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(facts.partitions)]
+    places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(len(facts.logs))]
     try:
-        return list(client.committed(places, timeout=READ_TIMEOUT_S))
+        with closing(_consumer(config)) as client:
+            return list(client.committed(places, timeout=READ_TIMEOUT_S))
     except KafkaException as exception:
         raise EnvironmentFailure(
             "cannot read the committed offsets",
@@ -146,8 +144,6 @@ def _found(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> list[
             reason=kafka_error(exception).str(),
             code="DB-3007",
         ) from None
-    finally:
-        client.close()
 
 
 def _consumer(config: Mapping[str, Any]) -> Consumer:
@@ -157,15 +153,13 @@ def _consumer(config: Mapping[str, Any]) -> Consumer:
 
 
 def _commit(config: dict[str, Any], states: Mapping[SourceName, CommittedState]) -> None:
-    client = _consumer(config)
+    offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in states.items()]
     try:
-        offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in states.items()]
-        answers = client.commit(offsets=offsets, asynchronous=False)
+        with closing(_consumer(config)) as client:
+            answers = client.commit(offsets=offsets, asynchronous=False)
         error = next((answer.error for answer in answers if answer.error is not None), None)
     except KafkaException as exception:
         error = kafka_error(exception)
-    finally:
-        client.close()
     if error is None:
         return
     running = fault_of(error) is Fault.GROUP

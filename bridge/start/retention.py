@@ -18,17 +18,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
-from bridge.kafka.admin import Cluster, Oldest, Watermarks
+from bridge.kafka.admin import Cluster, Watermarks
+from bridge.kafka.membership import Ownership
 from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
 from bridge.start.first_commits import StartPlan
+from bridge.start.oldest import Oldest, OldestRecords
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
-from bridge.stores.names import SourceName
+from bridge.stores.directory import StoreDirectory
+from bridge.stores.names import SourceName, texts_of
 from bridge.stores.stores import Stores
 from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState
 from timerstore.clock import Clock
@@ -37,6 +42,8 @@ REFRESH_INTERVAL_S: Final = 60.0
 GONE_INTERVAL_S: Final = 10.0
 """The interval of looks while records of pending messages are gone: until they are known to be finished, no start goes
 on without the index."""
+UNANSWERED_MS: Final = 60_000
+"""After a question without an answer, the time without another one: reading waits for it."""
 FULL_ENOUGH: Final = 0.01
 """The share of its largest size that a log needs for an estimate of its time."""
 
@@ -44,6 +51,10 @@ RESTORE: Final = (
     "Restore store.directory if it still exists somewhere, and raise the topic's retention. "
     f"To go on with the remaining records: {RESET_TO_COMMITTED}."
 )
+
+NoteGone = Callable[[Sequence[SourceName]], object]
+"""`note_gone` with its other arguments: afterwards other instances keep an index that may have these messages, and no
+start goes on without one."""
 
 log = structlog.get_logger("bridge.start.retention")
 
@@ -67,29 +78,27 @@ def must_hold_what_is_pending(
     marks: Mapping[SourceName, Watermarks],
     spare_ms: Mapping[str, int],
     now_ms: int,
+    note_gone: NoteGone = lambda _: None,
 ) -> None:
     """Refuse a start without an index if pending messages were deleted from the topic while the bridge was down.
 
     `offsets` are the committed O of partitions with a deleted beginning and without an index. `spare_ms` is the
     retention minus the largest W, by topic with a retention. After a longer downtime, unfinished records were deleted.
-    The first unread record tells the length of the downtime. Raises StateError.
+    The first unread record tells the length of the downtime. `note_gone` is called with these partitions first; not for
+    a retention below W, which is no sign of a downtime. Raises StateError.
     """
+    gone = []
     for topic, spare in spare_ms.items():
         mine = sorted(name for name in offsets if name[0] == topic)
         recent = cluster.first_after(mine, now_ms - max(0, spare)) if mine else {}
-        for name, after in recent.items():
-            # All unread records may be older than that; without unread records the downtime is unknown.
-            if offsets[name] < (marks[name].end if after is None else after):
-                raise StateError(
-                    "records of pending messages were deleted while the bridge was down, and the local index does not "
-                    "cover them",
-                    hint=RESTORE,
-                    topic=name[0],
-                    partition=name[1],
-                    log_start=marks[name].start,
-                    down_for_more_than=format_duration_ms(max(0, spare)),
-                    code="DB-4012",
-                )
+        # All unread records may be older than that; without unread records the downtime is unknown.
+        gone += [
+            name for name, after in recent.items() if offsets[name] < (marks[name].end if after is None else after)
+        ]
+    if not gone:
+        return
+    note_gone([name for name in gone if spare_ms[name[0]] > 0])
+    raise _gone(gone[0], marks[gone[0]], down_for_more_than=format_duration_ms(max(0, spare_ms[gone[0][0]])))
 
 
 def must_hold_what_is_gone(
@@ -101,15 +110,19 @@ def must_hold_what_is_gone(
     Raises StateError."""
     for name, state in sorted(states.items()):
         if state.gone_below > held.get(name, 0):
-            raise StateError(
-                "records of pending messages were deleted, and the local index does not cover them",
-                hint=RESTORE,
-                topic=name[0],
-                partition=name[1],
-                log_start=marks[name].start,
-                gone_below=state.gone_below,
-                code="DB-4012",
-            )
+            raise _gone(name, marks[name], gone_below=state.gone_below)
+
+
+def _gone(name: SourceName, log: Watermarks, **fields: object) -> StateError:
+    return StateError(
+        "records of pending messages were deleted, and the local index does not cover them",
+        hint=RESTORE,
+        topic=name[0],
+        partition=name[1],
+        log_start=log.start,
+        code="DB-4012",
+        **fields,
+    )
 
 
 def ingest_start(
@@ -118,14 +131,29 @@ def ingest_start(
     resume: Mapping[SourceName, int | None],
     held: Mapping[SourceName, int],
     now_ms: int,
+    note_gone: NoteGone,
 ) -> Mapping[SourceName, int]:
     """The first offsets of ingest. `resume` is the end of the index; below `held` the index has the records that Kafka
-    has deleted. Raises StateError if messages may be lost."""
+    has deleted; `note_gone` is called before a refusal. Raises StateError if messages may be lost."""
     must_hold_what_is_gone(plan.states, held, plan.log_marks)
     start, unheld = plan.ingest_start(resume, held)
     marks = {name: plan.log_marks[name] for name in unheld}
-    must_hold_what_is_pending(cluster, unheld, marks, plan.spare_ms, now_ms)
+    must_hold_what_is_pending(cluster, unheld, marks, plan.spare_ms, now_ms, note_gone)
     return start
+
+
+def note_gone(
+    group: Ownership,
+    assigned: frozenset[SourceName],
+    directory: StoreDirectory | None,
+    plan: StartPlan,
+    names: Sequence[SourceName],
+) -> None:
+    """Commit that records of pending messages of planned partitions are gone. With the index of an earlier version it
+    does nothing: that version must still start. Raises EnvironmentFailure, FencedError."""
+    if names and not (directory and directory.has_index_of_earlier_version()):
+        marked = {name: replace(plan.states[name], gone_below=plan.log_marks[name].start) for name in names}
+        group.commit_states(marked, assigned)
 
 
 class RetentionGuard:
@@ -137,6 +165,7 @@ class RetentionGuard:
         settings: Settings,
         windows: Mapping[str, Windows],
         clock: Clock,
+        oldest: OldestRecords,
         on_raised: Callable[[], None] = lambda: None,
     ) -> None:
         """`windows` by delay topic, for the owned partitions. `on_raised` is called if a topic takes larger copies than
@@ -152,16 +181,28 @@ class RetentionGuard:
         self._settings = settings
         self._windows = windows
         self._clock = clock
+        self._oldest = oldest
         self._on_raised = on_raised
         self._roll_bytes: dict[str, int] = {}
         """The largest copy by delay topic, as the decoder has it."""
+        self._asked_ms: dict[str, int] = {}
+        """The time of the last question about a topic's limit."""
+        self._outgrown: set[str] = set()
+        """Topics whose limit was raised: the present decoder refuses nothing of them any more."""
         self._looked_s: float | None = None
         self._starts: dict[SourceName, int] = {}
         self._in_memory: Sequence[SourceName] = ()
         self._told: dict[str, object] = {}
 
-    def expect(self, states: Mapping[SourceName, CommittedState]) -> None:
-        """Take the facts about new partitions from their committed states."""
+    def expect(
+        self, states: Mapping[SourceName, CommittedState], windows: Mapping[str, Windows] = MappingProxyType({})
+    ) -> None:
+        """Take the facts about new partitions from their committed states. Records of theirs may have a longer W."""
+        longest = {topic: max(each.largest_ms, self._windows[topic].largest_ms) for topic, each in windows.items()}
+        self._windows = {
+            topic: replace(each, largest_ms=longest.get(topic, each.largest_ms))
+            for topic, each in self._windows.items()
+        }
         self._roll_bytes |= {name[0]: state.epochs[-1].parameters.roll_bytes_max for name, state in states.items()}
         self.gone = {**self.gone, **{name: state.gone_below for name, state in states.items() if state.gone_below}}
 
@@ -184,7 +225,7 @@ class RetentionGuard:
         try:
             limits = limits_of(cluster, self._windows)
             sized = [name for name in marks if limits[name[0]].retention_bytes >= 0]
-            oldest = cluster.oldest({name: marks[name] for name in sized})
+            oldest = self._oldest.of_logs({name: marks[name] for name in sized})
         except EnvironmentFailure as error:
             log.warning("retention-unknown", reason=error.message)
             return
@@ -222,8 +263,8 @@ class RetentionGuard:
         if trimmed and self._told.get("trimmed") != (trimmed, self._in_memory):
             log.error(
                 "unfinished-records-deleted",
-                partitions=[f"{topic}/{partition}" for topic, partition in trimmed],
-                in_memory=[f"{topic}/{partition}" for topic, partition in self._in_memory],
+                partitions=texts_of(trimmed),
+                in_memory=texts_of(self._in_memory),
                 hint="Kafka has deleted records of pending messages. They are delivered from store.directory, which "
                 "must not be lost now. Those in_memory are written there as soon as possible; do not kill the process "
                 "before. Raise retention.ms of the delay topic, or lower roll.window.",
@@ -268,13 +309,35 @@ class RetentionGuard:
             )
         self._told[f"short {topic}"] = is_short
 
-    def _follow_limit(self, topic: str, limits: TopicLimits) -> None:
+    def has_outgrown(self, cluster: Cluster, refused: Mapping[str, int]) -> bool:
+        """Whether topics take larger copies than the decoder knows, which has refused records of these times (ms) for
+        their size. Brokers are asked again only about younger records. Without an answer the known limits count, for a
+        while. Any thread."""
+        if not self._outgrown.isdisjoint(refused):
+            return True  # a new decoder is on its way
+        now_ms = self._clock.now_ms()
+        names = [name for name, ts in refused.items() if self._asked_ms.get(name, -1) < min(ts, now_ms)]
+        if not names:
+            return False
+        try:
+            limits = limits_of(cluster, names)
+        except EnvironmentFailure as error:
+            log.warning("retention-unknown", reason=error.message)
+            self._asked_ms |= dict.fromkeys(names, now_ms + UNANSWERED_MS)
+            return False
+        self._asked_ms |= dict.fromkeys(names, now_ms)
+        return any(self._follow_limit(name, limits[name]) for name in names)
+
+    def _follow_limit(self, topic: str, limits: TopicLimits) -> bool:
         """Report a raised limit of the topic: the decoder refuses records that are too large for a copy. (A lowered
         limit is left to the next start: changes back and forth would fill the committed metadata.)"""
         wanted, before = roll_bytes_max(self._settings, limits), self._roll_bytes.get(topic)
-        if before is not None and wanted > before:
+        is_raised = before is not None and wanted > before
+        if is_raised:
+            self._outgrown.add(topic)
             log.info("roll-size-raised", topic=topic, bytes=wanted, before=before)
             self._on_raised()
+        return is_raised
 
     def _tell_change(self, topic: str, limits: TopicLimits, window: Windows) -> None:
         """Report a change of the topic's retention. W stays the same while the bridge runs."""

@@ -1,9 +1,15 @@
 """The decode parameters of a delay topic, from the bridge's configuration and the topic's; above all the roll window.
 
-The roll window W (`roll.window`) is the longest time that one record of the delay topic waits. `auto` is half of the
-topic's retention, which leaves the other half for a bridge that is down or behind; but at most 7 days, also for a topic
-without retention. A rebuild of the index, and the memory for cancels, reach back W, and a roll a week costs nothing.
-Retention by size has no time, so it does not count here: the guard (retention.py) measures the time that it leaves.
+The roll window W (`roll.window`) is the longest time that one record of the delay topic waits. `auto` depends on the
+topic's retention:
+
+    retention.ms                                retention.bytes    W
+    none, or delay.max + retention.headroom     none               delay.max, at least 7 days: nothing is rolled
+    any other, or not said                      any                half of the retention, at most 7 days
+
+Half of a retention leaves the other half for a bridge that is down or behind. Retention by size has no time, so W does
+not follow from it: the guard (retention.py) measures the time that it leaves. W is never shorter than in the last row:
+copies of messages from before a lowered `delay.max` would roll more often.
 
 W is resolved at a start of the pipeline, where a change begins a decode epoch; never in between.
 """
@@ -14,6 +20,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.kafka.admin import Cluster
 from bridge.settings.clients import librdkafka
@@ -22,7 +30,7 @@ from bridge.settings.units import AUTO, format_duration_ms
 from bridge.wire.decode_epochs import DecodeParameters
 
 ROLL_WINDOW_MS_MAX: Final = 7 * 86_400_000
-"""The largest window for `auto`."""
+"""The largest window for `auto` with rolls."""
 ROLL_WINDOW_MS_MIN: Final = 1_000
 COPY_BYTES: Final = 1_024
 """The largest growth of a copy over its original: a separate batch, and the copy's headers."""
@@ -31,16 +39,19 @@ TOO_SHORT: Final = frozenset({"DB-2013", "DB-3014"})
 MESSAGE_BYTES: Final = 1_048_588
 """The default of a topic's `max.message.bytes`."""
 
+log = structlog.get_logger("bridge.start.roll_window")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLimits:
     """The limits of a delay topic: retention in ms and in bytes of a partition (-1: no limit), the largest batch in
-    bytes.
+    bytes. `is_said`: whether the brokers say its retention.
     """
 
     retention_ms: int = -1
     retention_bytes: int = -1
     message_bytes: int = MESSAGE_BYTES
+    is_said: bool = True
 
     @classmethod
     def of(cls, config: Mapping[str, str]) -> TopicLimits:
@@ -49,7 +60,13 @@ class TopicLimits:
             retention_ms=int(config.get("retention.ms", -1)),
             retention_bytes=int(config.get("retention.bytes", -1)),
             message_bytes=int(config.get("max.message.bytes", MESSAGE_BYTES)),
+            is_said="retention.ms" in config,
         )
+
+    def keeps(self, span_ms: int) -> bool:
+        """Whether the topic certainly keeps each record for this time. A limit in bytes makes it uncertain."""
+        by_time = self.is_said and (self.retention_ms < 0 or self.retention_ms >= span_ms)
+        return by_time and self.retention_bytes < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +75,12 @@ class Windows:
 
     current_ms: int
     largest_ms: int
+
+    @property
+    def cancels_ms(self) -> int:
+        """The time for which the store keeps every cancel. The cancel of a later message stays as long as that message
+        would; so a longer time is only for copies that were being written when the cancel was read."""
+        return min(self.largest_ms, ROLL_WINDOW_MS_MAX)
 
 
 def limits_of(cluster: Cluster, topics: Iterable[str]) -> dict[str, TopicLimits]:
@@ -75,7 +98,9 @@ def roll_window_ms(settings: Settings, topic: str, limits: TopicLimits) -> int:
     """
     given, kept = settings.roll.window, limits.retention_ms
     if given == AUTO:
-        window = ROLL_WINDOW_MS_MAX if kept < 0 else min(kept // 2, ROLL_WINDOW_MS_MAX)
+        window, longest = ROLL_WINDOW_MS_MAX if kept < 0 else min(kept // 2, ROLL_WINDOW_MS_MAX), settings.delay.max
+        if limits.keeps(longest + settings.retention.headroom):
+            return max(window, longest)
         if window < ROLL_WINDOW_MS_MIN:
             raise EnvironmentFailure(
                 "the delay topic's retention is too short for any roll window",
@@ -97,19 +122,31 @@ def roll_window_ms(settings: Settings, topic: str, limits: TopicLimits) -> int:
     return given
 
 
+def times_written(delay_ms: int, window_ms: int) -> int:
+    """The number of records of a message with this delay, with the first one. A roll moves it on by three quarters of W
+    to the whole of it, by seven eighths on average."""
+    return 1 + max(0, -(-8 * (delay_ms - window_ms) // (7 * window_ms)))
+
+
 def decode_parameters(settings: Settings, topic: str, limits: TopicLimits) -> DecodeParameters:
     """The decode parameters for a delay topic's new records. Raises as `roll_window_ms`."""
-    return DecodeParameters(
-        levels_ms=settings.levels_ms,
-        max_delay_ms=settings.delay.max,
-        roll_window_ms=roll_window_ms(settings, topic, limits),
-        has_default_target=settings.delay_topics[topic].target is not None,
-        dialect=settings.delay_topics[topic].dialect,
-        roll_bytes_max=roll_bytes_max(settings, limits),
-        headers_max=settings.limits.headers,
-        header_bytes_max=settings.limits.header_bytes,
-        payload_bytes_max=settings.limits.payload_bytes,
-    )
+    window_ms, bytes_max = roll_window_ms(settings, topic, limits), roll_bytes_max(settings, limits)
+    return settings.decode_parameters(topic, roll_window_ms=window_ms, roll_bytes_max=bytes_max)
+
+
+def decode_parameters_of(settings: Settings, limits: Mapping[str, TopicLimits]) -> dict[str, DecodeParameters]:
+    """`decode_parameters` of each delay topic; the log has W, and the number of records that a long delay takes."""
+    parameters = {topic: decode_parameters(settings, topic, limit) for topic, limit in limits.items()}
+    for topic, decoding in parameters.items():
+        log.info(
+            "roll-window",
+            topic=topic,
+            window_ms=decoding.roll_window_ms,
+            retention_ms=limits[topic].retention_ms,
+            longest_delay_ms=decoding.max_delay_ms,
+            times_written=times_written(decoding.max_delay_ms, decoding.roll_window_ms),
+        )
+    return parameters
 
 
 def roll_bytes_max(settings: Settings, limits: TopicLimits) -> int:

@@ -99,17 +99,23 @@ class StoreDirectory:
 
     def remove_left(self, ours: Collection[SourceName], now_ms: int) -> int:
         """Remove the `spare` indexes of partitions that were not delivered here for `KEPT_MS`. Returns their number.
-        Raises DiskFailure."""
+        Raises DiskFailure with all indexes that cannot be removed, after the removal of the others."""
         names = self._left(ours, now_ms)
-        removed, free = 0, self.spare(names) if names else ()
+        removed, free, kept = 0, self.spare(names) if names else (), list[DiskFailure]()
         with self._lock:
             for name in free:
                 path = self.of(name)
                 if now_ms - self._used_ms[path] >= KEPT_MS:  # no look-up meanwhile
-                    files.remove(path / files.CHECKPOINT)  # first, since the other files are useless without it
-                    _remove_tree(path)
+                    try:
+                        files.remove(path / files.CHECKPOINT)  # first, since the other files are useless without it
+                        _remove_tree(path)
+                    except DiskFailure as failure:
+                        kept.append(failure)
+                        continue
                     del self._used_ms[path]
                     removed += 1
+        if kept:
+            raise DiskFailure("; ".join(sorted(each.message for each in kept)), hint=kept[0].hint, code="DB-3025")
         return removed
 
     def _left(self, ours: Collection[SourceName], now_ms: int) -> list[SourceName]:

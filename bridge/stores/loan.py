@@ -116,8 +116,12 @@ class Loan:
     def _shares(self, lenders: Sequence[Lender], until_ms: int, room: int) -> dict[int, int]:
         """For each partition with due overtaken rows, their limit."""
         with self._memory.changing():
-            late = [each for each in lenders if len(each.store.state.resident.overtaken)]
-            counts = ((each.store.state.resident.overtaken.count_due(until_ms), each.source) for each in late)
+            late = [
+                each.source
+                for each in lenders
+                if len(each.store.state.resident.overtaken) and _is_due(each.store, until_ms)
+            ]
+            counts = ((self._transaction(source).late(until_ms), source) for source in late)
             waiting = sorted(each for each in counts if each[0])
             if not waiting:
                 return {}
@@ -183,7 +187,9 @@ class Loan:
     def _transaction(self, source: int) -> Transaction:
         found = self._open.get(source)
         if found is None:
-            found = self._open[source] = self._lenders[source].store.begin()
+            lender = self._lenders[source]
+            found = lender.store.begin(AT_MIN if lender.is_for_commands else self._now_ms)
+            self._open[source] = found
         return found
 
     # ---- the fate of rows; keys are of names.pack
@@ -194,11 +200,11 @@ class Loan:
         for source, mine in _by_source(keys):
             self._transaction(source).copied(offsets_of(keys[mine]), origin[mine], ids.take(pa.array(mine)))
 
-    def are_waited_for(self, origins: Int64s, now_ms: int) -> Bools:
+    def are_waited_for(self, origins: Int64s) -> Bools:
         """Mask of the originals (keys) for which the bridge has written commands that are not yet decided."""
         found: Bools = np.zeros(len(origins), np.bool_)
         for source, mine in _by_source(origins):
-            found[mine] = self._transaction(source).are_waited_for(offsets_of(origins[mine]), now_ms)
+            found[mine] = self._transaction(source).are_waited_for(offsets_of(origins[mine]))
         return found
 
     def refused(self, origins: Int64s) -> None:
@@ -211,12 +217,9 @@ class Loan:
         commands: Int64s,
         now_ms: int,
         passed: Mapping[int, int] = NONE,
-        sent: Mapping[int, int] = NONE,
-        first: Collection[int] = (),
         silent: Collection[int] = (),
     ) -> list[tuple[int, Decided]]:
-        """As `Transaction.decide`, with keys in place of offsets, but for the values of `sent`; and the number of the
-        partition of each."""
+        """As `Transaction.decide`, with keys in place of offsets; and the number of the partition of each."""
         decided = list[tuple[int, Decided]]()
         for source, mine in _by_source(commands):
             decided += (
@@ -229,8 +232,6 @@ class Loan:
                         for key, other in passed.items()
                         if key >> OFFSET_BITS == source
                     },
-                    {key & OFFSET_MAX: offset for key, offset in sent.items() if key >> OFFSET_BITS == source},
-                    {key & OFFSET_MAX for key in first if key >> OFFSET_BITS == source},
                     {key & OFFSET_MAX for key in silent if key >> OFFSET_BITS == source},
                 )
             )

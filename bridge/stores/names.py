@@ -6,7 +6,7 @@ Files, Spark and Kafka's metadata say (topic, partition). Within one process par
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,9 @@ from timerstore.rows.position import OFFSET_MAX, Int64s
 
 SourceName = tuple[str, int]
 """(topic, partition)."""
+
+Offsets = Mapping[SourceName, int]
+"""An offset of each partition."""
 
 NamedPosition = tuple[int, str, int, int]
 """Where a message stands among those of all partitions: (at in ms, topic, partition, offset)."""
@@ -34,6 +37,11 @@ NAMED_ENTRY: Final = pa.schema([pa.field("topic", pa.string()), pa.field("partit
 
 OFFSET_BITS: Final = OFFSET_MAX.bit_length()
 SOURCE_MAX: Final = (1 << 15) - 1
+
+
+def texts_of(names: Iterable[SourceName]) -> list[str]:
+    """The partitions as texts, in order."""
+    return [f"{topic}/{partition}" for topic, partition in sorted(names)]
 
 
 class Sources:

@@ -178,14 +178,15 @@ class Stores:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Prepared:
         """Open the stores of partitions; until `add` only the caller uses them. `progress(done, total)` counts
-        partitions. If stores of these partitions were closed before, the steps of maintenance from before have ended.
-        Raises DiskFull, DiskFailure."""
+        partitions, and is called for each segment. Steps of maintenance of earlier stores of these partitions have
+        ended. Raises DiskFull, DiskFailure."""
         stores: dict[SourceName, TimerStore] = {}
         with ExitStack() as opened:
             for name, opening in openings.items():
                 stores[name] = store = TimerStore.open(
                     opening.found, opening.committed, log_start=opening.log_start, cuts=opening.cuts, now_ms=now_ms,
                     limits=self.limits, on_news=self.wake, memory=self.memory, log=self.sources.index(*name),
+                    progress=lambda *_: progress(len(stores), len(openings)),
                 )  # fmt: skip
                 opened.callback(store.close)
                 self.reports += tuple(f"{name[0]}/{name[1]}: {report}" for report in store.reports)

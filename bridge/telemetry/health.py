@@ -5,7 +5,7 @@ management port (http.py) only reads it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 import structlog
@@ -17,11 +17,12 @@ LOG_INTERVAL_S: Final = 5.0
 log = structlog.get_logger("bridge.telemetry.health")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Phase:
     """A phase of the bridge: a stable name, whether the bridge delivers, and the reasons why not (or its faults)."""
 
     name: str
+    _: KW_ONLY
     ready: bool = False
     reasons: tuple[str, ...] = ()
     progress: float | None = None  # 0..1 of long work with a known end
@@ -34,22 +35,14 @@ class Health:
     def __init__(self, problems: Callable[[], list[str]] = list, on_enter: Callable[[], None] = lambda: None) -> None:
         """`problems` returns the reasons for a restart in words: dead and hanging threads. `on_enter` is called with
         every phase and every report of progress."""
-        self.phase = Phase(name="starting", reasons=("starting",))
+        self.phase = Phase("starting", reasons=("starting",))
         self.problems = problems
         self._on_enter = on_enter
 
-    def enter(
-        self,
-        name: str,
-        *,
-        ready: bool = False,
-        reasons: tuple[str, ...] = (),
-        progress: float | None = None,
-        reader: str | None = None,
-    ) -> None:
+    def enter(self, phase: Phase) -> None:
         """Enter a phase."""
         self._on_enter()
-        self.phase = Phase(name=name, ready=ready, reasons=reasons, progress=progress, reader=reader)
+        self.phase = phase
 
 
 class LongWork:
@@ -62,11 +55,11 @@ class LongWork:
         self._health = health
         self._clock = clock
         self._logged_s = self._began_s = clock.monotonic_s()
-        health.enter(phase, reasons=(what,))
+        health.enter(Phase(phase, reasons=(what,)))
 
     def report(self, done: int, total: int) -> None:
         """`done` of `total` units are done."""
-        self._health.enter(self._phase, reasons=(self._what,), progress=done / total if total else 1.0)
+        self._health.enter(Phase(self._phase, reasons=(self._what,), progress=done / total if total else 1.0))
         now_s = self._clock.monotonic_s()
         if now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -25,22 +25,19 @@ _PAYLOAD_KEYS: Final = frozenset({"value", "payload", "headers", "record_key"})
 _TRACEBACKS: Final = frozenset({"exception", "stack"})
 _OMITTED: Final = "<omitted>"
 CLIENT_LOGGER: Final = "bridge.settings.librdkafka"
-REPEATED_AFTER_S: Final = 10.0
-JVM_LOGGER: Final = "bridge.spark.jvm"
-JVM_LINES_MAX: Final = 100
-"""Lines of the JVM's output within JVM_PERIOD_S: some stack traces. A task that keeps failing prints thousands."""
-JVM_PERIOD_S: Final = 60.0
-RATIONED: Final = frozenset(
-    {
-        *("answer-dropped", "dead-letter-cut", "dead-letter-plain", "dead-letter-written"),
-        *("record-not-held", "target-breaker-open", "target-failing", "transaction-aborted"),
-        *("accept-failed", "api-failed", "api-search-failed", "peer-unavailable"),
-    }
-)
-"""Events that every record of a producer, or every request or connection of an HTTP client, can cause."""
-RATIONED_LINES_MAX: Final = 20
-RATIONED_PERIOD_S: Final = 60.0
-_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+CLIENT_PERIOD_S: Final = 10.0
+"""The interval of lines of each librdkafka client for a broker that is down: the client writes twenty a second, all
+alike."""
+RATION_S: Final = 60.0
+RATIONS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("answer-dropped", "dead-letter-cut", "dead-letter-plain", "dead-letter-written"), 20),
+    **dict.fromkeys(("record-not-held", "target-breaker-open", "target-failing", "transaction-aborted"), 20),
+    **dict.fromkeys(("accept-failed", "api-failed", "api-search-failed", "peer-unavailable"), 20),
+    "jvm-output": 100,  # some stack traces: a task that keeps failing prints thousands
+    "login-failed": 1,
+}
+"""Lines within RATION_S of the events that every record of a producer, every request or connection of an HTTP client,
+or every task of Spark can cause."""
 
 
 def configure(
@@ -79,12 +76,12 @@ def configure(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tail],
         )
     )
-    handler.addFilter(RationByEvent())
+    handler.addFilter(Rations())
     handler.addFilter(_is_worth_a_line)
-    _replace_handlers(handler, _LEVELS[level])
+    _replace_handlers(handler, level.upper())
 
 
-def _replace_handlers(handler: logging.Handler, level: int) -> None:
+def _replace_handlers(handler: logging.Handler, level: str) -> None:
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -94,9 +91,6 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # A failed call to Spark raises its error. This logger would add a traceback for every call that a stop cuts off.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    clients = logging.getLogger(CLIENT_LOGGER)
-    clients.filters = [RepeatedLines()]
-    logging.getLogger(JVM_LOGGER).filters = [Ration(JVM_LINES_MAX, JVM_PERIOD_S)]
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
@@ -113,58 +107,36 @@ class Lines(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
-class RepeatedLines(logging.Filter):
-    """Logs one line in ten seconds of each librdkafka client for a broker that is down, with the number of lines left
-    out before it. The client writes twenty a second, all alike."""
+class Rations(logging.Filter):
+    """Logs some lines of a kind in a period. The first line of the next period has the number of lines left out."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._logged_s: dict[str, float] = {}
-        self._left_out: Counter[str] = Counter()
+        self._periods: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        client = text.partition("]")[0]
-        if not text.startswith("FAIL "):
+        if (ration := _ration_of(record)) is None:
             return True
-        if 0 <= record.created - self._logged_s.get(client, -REPEATED_AFTER_S) < REPEATED_AFTER_S:
-            self._left_out[client] += 1
-            return False
-        self._logged_s[client] = record.created
-        left_out = self._left_out.pop(client, 0)
-        record.msg, record.args = (f"{text} ({left_out} more left out)" if left_out else text), ()
-        return True
-
-
-class Ration(logging.Filter):
-    """Logs at most `lines` lines in a period. The first line of the next period has the number of lines left out."""
-
-    def __init__(self, lines: int, period_s: float) -> None:
-        super().__init__()
-        self._lines, self._period_s = lines, period_s
-        self._begun_s, self._count = 0.0, 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not 0 <= record.created - self._begun_s < self._period_s:
-            left_out = max(0, self._count - self._lines)
-            self._begun_s, self._count = record.created, 0
+        kind, lines, period_s = ration
+        begun_s, count = self._periods.get(kind, (0.0, 0))
+        if not 0 <= record.created - begun_s < period_s:
+            left_out, begun_s, count = max(0, count - lines), record.created, 0
             if left_out and isinstance(record.msg, dict):
                 record.msg = {**record.msg, "left_out": left_out}
-        self._count += 1
-        return self._count <= self._lines
+            elif left_out:
+                record.msg, record.args = f"{record.getMessage()} ({left_out} more left out)", ()
+        self._periods[kind] = begun_s, count + 1
+        return count < lines
 
 
-class RationByEvent(logging.Filter):
-    """Gives each event of `RATIONED` its own ration: a million records cause a line every few seconds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rations = {event: Ration(RATIONED_LINES_MAX, RATIONED_PERIOD_S) for event in RATIONED}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        event = record.msg.get("event") if isinstance(record.msg, dict) else None
-        ration = self._rations.get(event) if isinstance(event, str) else None
-        return ration is None or ration.filter(record)
+def _ration_of(record: logging.LogRecord) -> tuple[str, int, float] | None:
+    """The kind of a line, and its maximum number of lines in a period of seconds; None: no limit."""
+    if isinstance(record.msg, dict):
+        event = str(record.msg.get("event"))
+        return (event, RATIONS[event], RATION_S) if event in RATIONS else None
+    if record.name == CLIENT_LOGGER and (text := record.getMessage()).startswith("FAIL "):
+        return text.partition("]")[0], 1, CLIENT_PERIOD_S
+    return None
 
 
 def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -127,21 +127,23 @@ class Metrics:
         self._early = self._counter(
             "early_deliveries", "Messages sent before their due time. Must stay 0; please report others."
         )
-        self._aborted = self._counter("transactions_aborted", "Transactions that were rolled back and tried again.")
-        self._rebuilt = self._counter(
+        self.transactions_aborted = self._counter(
+            "transactions_aborted", "Transactions that were rolled back and tried again."
+        )
+        self.producers_rebuilt = self._counter(
             "producer_rebuilds", "Producers replaced because the outcome of a commit was unknown."
         )
-        self._incidents = self._counter(
+        self.incidents = self._counter(
             "transaction_incidents",
             "Transactions whose end is in doubt, and the consequences. ended unasked: a transaction ended before the "
             "bridge asked for its end, and the bridge looks up its messages in their targets. Must stay 0.",
             "incident",
             known=INCIDENTS,
         )
-        self._found = self._counter(
+        self.rows_found = self._counter(
             "rows_found", "Messages that a transaction wrote before it ended unasked: they are not written again."
         )
-        self._rewritten = self._counter(
+        self.states_rewritten = self._counter(
             "states_rewritten",
             "Committed states of partitions written again, since Kafka held other ones. Must stay 0.",
         )
@@ -152,10 +154,10 @@ class Metrics:
             "direction",
             known=("forward", "back"),
         )
-        self._logins = self._counter(
+        self.logins_failed = self._counter(
             "logins_failed", "Requests to the HTTP ports with a wrong password or token. The log names the client."
         )
-        self._steps_refused = self._counter(
+        self.clock_steps_refused = self._counter(
             "clock_steps_refused",
             "Backward clock jumps beyond the limit: no message is due until the clock has caught up.",
         )
@@ -168,7 +170,7 @@ class Metrics:
             "Held partitions of delay topics: they take no rolls or retries, or a dead letter has no topic. "
             "Their messages wait; check the brokers and the dead-letter topics."
         )
-        self._held = Gauge("delay_bridge_partitions_held", text, registry=self.registry)
+        self.partitions_held = Gauge("delay_bridge_partitions_held", text, registry=self.registry)
         self.flush = self._duration("flush", "Writing one segment of the TimerLog.")
         self.window = self._duration("window", "Loading one window from the TimerLog into memory.")
         self.compaction = self._duration("compaction", "Rewriting one window of several segments into one.")
@@ -199,40 +201,9 @@ class Metrics:
             self.lateness.observe(lateness_ms)
         self._transaction.observe(seconds)
 
-    def transaction_aborted(self) -> None:
-        """A transaction was rolled back."""
-        self._aborted.inc()
-
     def truncated(self, topic: str, records: int) -> None:
         """The brokers have lost this number of acknowledged records of a delay topic."""
         self._truncated.labels(topic).inc(records)
-
-    def partitions_held(self, count: int) -> None:
-        self._held.set(count)
-
-    def clock_step_refused(self) -> None:
-        """The clock was set back once more, and the committed metadata has no room for another clock step."""
-        self._steps_refused.inc()
-
-    def login_failed(self) -> None:
-        """A wrong password or token."""
-        self._logins.inc()
-
-    def producer_rebuilt(self) -> None:
-        """The producer was replaced."""
-        self._rebuilt.inc()
-
-    def incident(self, kind: str) -> None:
-        """One of INCIDENTS."""
-        self._incidents.labels(kind).inc()
-
-    def rows_found(self, count: int) -> None:
-        """This number of rows of a transaction was in their topics."""
-        self._found.inc(count)
-
-    def states_rewritten(self, count: int) -> None:
-        """This number of partitions has its committed state again."""
-        self._rewritten.inc(count)
 
     def clock_jumped(self, jump_ms: int) -> None:
         """The wall clock jumped, forward or (negative) back."""

@@ -47,7 +47,8 @@ class Outcome(StrEnum):
     """The message is pending and keeps its due time: a move to a later time needs a copy, and the message is too large
     for one."""
     UNKNOWN = "unknown"
-    """The delay topic refused a record that the command needs."""
+    """No message was touched: the delay topic refused a record that the command needs; or the command names an id, and
+    the log could not be read up to its end at the start in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

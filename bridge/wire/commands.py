@@ -64,9 +64,9 @@ def move_origin_headers(
     now_ms: int | None = None,
     **about: Unpack[Forwarded],
 ) -> list[tuple[str, bytes]]:
-    """The headers of a record that moves the message from `origin` (`topic/partition/offset`), or up to 20 messages of
-    that partition. Times and exceptions are those of `move_headers`."""
-    named = (h.MOVE_ORIGIN, h.origins_text(*h.parse_origins(origin, of_move=True)))
+    """The headers of a record that moves the message from `origin` (`topic/partition/offset`). Times and exceptions are
+    those of `move_headers`."""
+    named = (h.MOVE_ORIGIN, h.origin_text(*h.parse_origin(origin)))
     return h.encoded([named, h.time_header(at, after, now_ms), *_command(**about)])
 
 

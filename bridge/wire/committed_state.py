@@ -215,12 +215,8 @@ class CommittedState:
     def is_same_progress(self, other: CommittedState | None) -> bool:
         """Whether (O, P), the frozen steps and `gone_below` are the same. (The epochs may have been amended in memory
         only.)"""
-        return other is not None and (self.offset, self.position, self.frozen, self.gone_below) == (
-            other.offset,
-            other.position,
-            other.frozen,
-            other.gone_below,
-        )
+        names = ("offset", "position", "frozen", "gone_below")
+        return other is not None and all(getattr(self, name) == getattr(other, name) for name in names)
 
     def is_written_as(self, other: CommittedState | None) -> bool:
         """Whether `other`, read from Kafka, has the same progress and the same pauses."""
@@ -281,19 +277,15 @@ class CommittedState:
             "p": None if self.position is None else (*self.position, *(self.read_under or ())),
             "h": [[epoch.offset, epoch.parameters.to_json()] for epoch in self.epochs],
         }
-        if self.first_offset:
-            fields["f"] = self.first_offset
-        if self.gone_below:
-            fields["g"] = self.gone_below
-        if self.cuts:
-            fields["c"] = self.cuts
-        if self.read_under is not None and self.position is None:
-            fields["e"] = self.read_under
-        if self.frozen:
-            fields["s"] = self.frozen
-        if pauses:
-            fields["x"] = [pause.to_json() for pause in pauses]
-        return _compact(fields)
+        optional = {
+            "f": self.first_offset,
+            "g": self.gone_below,
+            "c": self.cuts,
+            "e": self.read_under if self.position is None else None,
+            "s": self.frozen,
+            "x": [pause.to_json() for pause in pauses],
+        }
+        return _compact(fields | {key: value for key, value in optional.items() if value})
 
 
 def _too_long(state: CommittedState, **fields: object) -> StateError:
@@ -459,6 +451,14 @@ def amend_epochs(
     while len(amended) > 1 and amended[1].offset <= log_start:
         del amended[0]
     return (DecodeEpoch(offset=0, parameters=amended[0].parameters), *amended[1:])
+
+
+def goes_back(before: DecodeEpochs, amended: DecodeEpochs) -> bool:
+    """Whether an epoch was added whose parameters an earlier one has, as with instances of different settings."""
+    if not before or amended[-1] == before[-1]:
+        return False
+    new, *earlier = (replace(each.parameters, copy_max_delay_ms=0) for each in (amended[-1], *before[:-1]))
+    return new in earlier
 
 
 def initial_state(

@@ -18,7 +18,20 @@ DEFAULT_LEVELS_MS: Final = h.parse_levels("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m
 """RocketMQ's levels. Never change them: stored parameters without levels mean these."""
 
 _SPAN_MS_MAX: Final = 10**14  # 3,000 years: timestamp + span stays far below 2**63
-_KEYS: Final = frozenset("mwtldvcbnhp")
+_FIELDS: Final[Mapping[str, tuple[str, Any]]] = {
+    "m": ("max_delay_ms", None),
+    "w": ("roll_window_ms", None),
+    "t": ("has_default_target", False),
+    "l": ("levels_ms", DEFAULT_LEVELS_MS),
+    "d": ("dialect", NATIVE),
+    "v": ("version", 1),
+    "c": ("copy_max_delay_ms", 0),
+    "b": ("roll_bytes_max", 0),
+    "n": ("headers_max", 0),
+    "h": ("header_bytes_max", 0),
+    "p": ("payload_bytes_max", 0),
+}
+"""The parameters by their keys in the committed metadata, and the value of an absent key (None: it is required)."""
 
 
 class NewerFormat(ValueError):
@@ -73,45 +86,19 @@ class DecodeParameters:
 
     def to_json(self) -> dict[str, Any]:
         """The parameters as JSON for the committed metadata, as short as possible: defaults are left out."""
-        compact: dict[str, Any] = {"m": self.max_delay_ms, "w": self.roll_window_ms}
-        if self.has_default_target:
-            compact["t"] = 1
-        if self.levels_ms != DEFAULT_LEVELS_MS:
-            compact["l"] = list(self.levels_ms)
-        if self.dialect != NATIVE:
-            compact["d"] = self.dialect
-        if self.version != 1:
-            compact["v"] = self.version
-        if self.copy_max_delay_ms:
-            compact["c"] = self.copy_max_delay_ms
-        if self.roll_bytes_max:
-            compact["b"] = self.roll_bytes_max
-        if self.headers_max:
-            compact["n"] = self.headers_max
-        if self.header_bytes_max:
-            compact["h"] = self.header_bytes_max
-        if self.payload_bytes_max:
-            compact["p"] = self.payload_bytes_max
-        return compact
+        values = ((key, getattr(self, name), default) for key, (name, default) in _FIELDS.items())
+        compact = {key: value for key, value, default in values if value != default}
+        return compact | ({"t": 1} if self.has_default_target else {})
 
     @classmethod
     def from_json(cls, compact: Mapping[str, Any]) -> DecodeParameters:
         """The inverse of `to_json`. Raises NewerFormat for an unknown key, KeyError for a missing one."""
-        if unknown := set(compact) - _KEYS:
+        if unknown := compact.keys() - _FIELDS:
             raise NewerFormat(f"unknown decode parameters {sorted(unknown)}")
-        return cls(
-            levels_ms=tuple(compact.get("l", DEFAULT_LEVELS_MS)),
-            max_delay_ms=compact["m"],
-            roll_window_ms=compact["w"],
-            has_default_target=bool(compact.get("t", 0)),
-            dialect=compact.get("d", NATIVE),
-            version=compact.get("v", 1),
-            copy_max_delay_ms=compact.get("c", 0),
-            roll_bytes_max=compact.get("b", 0),
-            headers_max=compact.get("n", 0),
-            header_bytes_max=compact.get("h", 0),
-            payload_bytes_max=compact.get("p", 0),
-        )
+        given = {name: compact.get(key, default) for key, (name, default) in _FIELDS.items()}
+        given |= {"max_delay_ms": compact["m"], "roll_window_ms": compact["w"]}
+        has_default_target, levels_ms = bool(given.pop("has_default_target")), tuple(given.pop("levels_ms"))
+        return cls(**given, has_default_target=has_default_target, levels_ms=levels_ms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -137,7 +137,7 @@ ORIGIN_PATTERN: Final = r"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,15})"
 NAMED_MAX: Final = 100
 """Limit of messages of one partition in a cancel by origin."""
 MOVED_MAX: Final = 20
-"""The limit in a move by origin: one transaction copies all of them, and each may have 1 MiB."""
+"""The limit in a move by origin of an earlier version; a move names one message now."""
 ORIGINS_PATTERN: Final = ORIGIN_PATTERN[:-1] + f"(?:,[0-9]{{1,15}}){{0,{NAMED_MAX - 1}}})"
 MOVED_PATTERN: Final = ORIGIN_PATTERN[:-1] + f"(?:,[0-9]{{1,15}}){{0,{MOVED_MAX - 1}}})"
 
@@ -201,7 +201,7 @@ def parse_levels(text: str) -> tuple[int, ...]:
 
 def parse_level(text: str, levels_ms: Sequence[int]) -> int:
     """Milliseconds of level 1..n; a number beyond n means n."""
-    level = _number(text)
+    level = parse_whole(text)
     if level < 1:
         raise ValueError("levels start at 1")
     return levels_ms[min(level, len(levels_ms)) - 1]
@@ -209,7 +209,7 @@ def parse_level(text: str, levels_ms: Sequence[int]) -> int:
 
 def parse_partition(text: str) -> int:
     """A partition's number, 0..2147483647."""
-    partition = _number(text)
+    partition = parse_whole(text)
     if partition > 2**31 - 1:
         raise ValueError(f"{partition} is beyond 2147483647")
     return partition
@@ -217,7 +217,7 @@ def parse_partition(text: str) -> int:
 
 def parse_times(text: str) -> int:
     """A largest number of ticks, 1..2147483647."""
-    times = _number(text)
+    times = parse_whole(text)
     if not 1 <= times <= 2**31 - 1:
         raise ValueError(f"{times} is not in 1..2147483647")
     return times
@@ -248,12 +248,11 @@ def parse_origin(text: str) -> Origin:
     return topic, int(partition), int(offset)
 
 
-def parse_origins(text: str, *, of_move: bool = False) -> Origins:
+def parse_origins(text: str) -> Origins:
     """Topic, partition and offsets of `topic/partition/offset,offset...`; the offsets sorted and unique."""
-    pattern, most = (MOVED_PATTERN, MOVED_MAX) if of_move else (ORIGINS_PATTERN, NAMED_MAX)
-    match = re.fullmatch(pattern, text.strip(WHITE_SPACE))
+    match = re.fullmatch(ORIGINS_PATTERN, text.strip(WHITE_SPACE))
     if match is None:
-        raise ValueError(f"{text!r} is not topic/partition/offset of a record, or of up to {most} of a partition")
+        raise ValueError(f"{text!r} is not topic/partition/offset of a record, or of up to {NAMED_MAX} of a partition")
     topic, partition, offsets = match.groups()
     return topic, int(partition), tuple(sorted(set(map(int, offsets.split(",")))))
 
@@ -296,15 +295,13 @@ def timer_headers(
         raise ValueError("replace needs the id of the message that it replaces")
     if partition is not None and not 0 <= partition < 2**31:
         raise ValueError(f"partition {partition} is not in 0..2147483647")
-    if topic is not None:
-        texts.append((TOPIC, check_topic(topic)))
-    if partition is not None:
-        texts.append((PARTITION, str(partition)))
-    if id is not None:
-        texts.append((ID, check_id(id)))
-    if replace:
-        texts.append((REPLACE, "true"))
-    return encoded([*texts, *(schedule or {}).items()])
+    names = (
+        (TOPIC, None if topic is None else check_topic(topic)),
+        (PARTITION, partition),
+        (ID, None if id is None else check_id(id)),
+        (REPLACE, "true" if replace else None),
+    )
+    return encoded([*texts, *_present(*names), *(schedule or {}).items()])
 
 
 def refuse_control(names: Iterable[str]) -> None:
@@ -359,15 +356,10 @@ def copy_headers(
     `target` is the resolved target, since the default may change before the copy is read; None: no default is left. The
     original has already done the cancelling half of a replace, so a copy has no delay-replace.
     """
-    texts = [(COPY_ORIGIN, str(origin)), (COPY_DUE, str(due_ms)), (COPY_ROLLS, str(min(rolls, 32_767)))]
-    texts += [(COPY_ATTEMPT, str(min(attempt, 32_767)))]
-    texts += [(TOPIC, target)] if target is not None else []
-    texts += [(COPY_AT, str(at_ms))] if at_ms is not None else []
-    texts += [(PARTITION, str(partition))] if partition is not None else []
-    texts += [(ID, id)] if id is not None else []
-    texts += [(COPY_TICK, str(tick))] if tick is not None else []
-    texts += schedule.items() if schedule is not None else []
-    return encoded(texts)
+    counts = ((COPY_ROLLS, min(rolls, 32_767)), (COPY_ATTEMPT, min(attempt, 32_767)))
+    named = ((TOPIC, target), (COPY_AT, at_ms), (PARTITION, partition), (ID, id), (COPY_TICK, tick))
+    texts = _present((COPY_ORIGIN, origin), (COPY_DUE, due_ms), *counts, *named)
+    return encoded([*texts, *(schedule or {}).items()])
 
 
 class Where(NamedTuple):
@@ -451,7 +443,8 @@ def _sum_ms(numbers: Iterable[str | None], units_ms: Iterable[int]) -> int:
     return sum(int(number or 0) * unit_ms for number, unit_ms in zip(numbers, units_ms, strict=True))
 
 
-def _number(text: str) -> int:
+def parse_whole(text: str) -> int:
+    """A whole number of at most 15 digits. Raises ValueError."""
     text = text.strip(WHITE_SPACE)
     if not re.fullmatch(NUMBER_PATTERN, text):
         raise ValueError(f"{text!r} is not a whole number of at most 15 digits")
@@ -490,6 +483,10 @@ def _after_ms(after: timedelta) -> int:
     if after < timedelta(0):
         raise ValueError(f"after={after} is negative")
     return -(-after // timedelta(milliseconds=1))  # rounded up: never early
+
+
+def _present(*headers: tuple[str, str | int | None]) -> list[tuple[str, str]]:
+    return [(name, str(value)) for name, value in headers if value is not None]
 
 
 def encoded(texts: Iterable[tuple[str, str]]) -> list[tuple[str, bytes]]:

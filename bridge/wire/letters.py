@@ -16,7 +16,6 @@ letter is never mistaken for a redriven record, since it has the headers of a de
 from __future__ import annotations
 
 import json
-import re
 import struct
 from bisect import bisect_right
 from collections import Counter
@@ -137,7 +136,7 @@ def read_letter(headers: Headers | None) -> Letter | None:
             is_cut=h.OMITTED in why or any(name.startswith(h.ESCAPED) for name, _ in record),
             origin=_text(why.get(h.ORIGIN)),
             detail=_text(why.get(h.REASON_DETAIL)),
-            attempts=_number(_text(why[h.ATTEMPTS])) if h.ATTEMPTS in why else 0,
+            attempts=h.parse_whole(_text(why[h.ATTEMPTS])) if h.ATTEMPTS in why else 0,
         )
     except (KeyError, ValueError, struct.error):
         return None
@@ -145,12 +144,6 @@ def read_letter(headers: Headers | None) -> Letter | None:
 
 def _text(value: bytes | None) -> str:
     return (value or b"")[: 4 * TEXT_LENGTH_MAX].decode("utf-8", "replace").strip(h.WHITE_SPACE)[:TEXT_LENGTH_MAX]
-
-
-def _number(text: str) -> int:
-    if not re.fullmatch(h.NUMBER_PATTERN, text):
-        raise ValueError(f"{text[:99]!r} is not a whole number of at most 15 digits")
-    return int(text)
 
 
 # -- redriven letters --------------------------------------------------------------------------------------------------

@@ -57,6 +57,11 @@ def headers_of(message: Message) -> Headers | None:
     return [(str(pair[0]), pair[1] if isinstance(pair[1], bytes | None) else None) for pair in pairs]
 
 
+def record_place(message: Message) -> str:
+    """`topic/partition/offset` of a record."""
+    return f"{message.topic()}/{message.partition()}/{message.offset()}"
+
+
 def message_bytes(message: Message) -> int:
     """The size of a record with its headers, which may be the larger part."""
     headers = headers_of(message)

@@ -82,6 +82,9 @@ class Tally:
         self.transactions = self.aborted = self.rebuilt = self.rolls = self.deferrals = self.forwarded = 0
         self.longest_s = 0.0
         self.held = self.steps_refused = self.found = self.rewritten = 0
+        self.transactions_aborted, self.producers_rebuilt = _Number(self, "aborted"), _Number(self, "rebuilt")
+        self.partitions_held, self.rows_found = _Number(self, "held"), _Number(self, "found")
+        self.clock_steps_refused, self.states_rewritten = _Number(self, "steps_refused"), _Number(self, "rewritten")
 
     def committed(self, counts: Counts, seconds: float) -> None:
         self.by_topic += counts.delivered
@@ -95,23 +98,18 @@ class Tally:
         self.transactions += 1
         self.longest_s = max(self.longest_s, seconds)
 
-    def transaction_aborted(self) -> None:
-        self.aborted += 1
 
-    def partitions_held(self, count: int) -> None:
-        self.held = count
+class _Number:
+    """A counter or gauge that is a plain number of the tally."""
 
-    def clock_step_refused(self) -> None:
-        self.steps_refused += 1
+    def __init__(self, tally: Tally, name: str) -> None:
+        self._tally, self._name = tally, name
 
-    def producer_rebuilt(self) -> None:
-        self.rebuilt += 1
+    def inc(self, by: int = 1) -> None:
+        self.set(getattr(self._tally, self._name) + by)
 
-    def rows_found(self, count: int) -> None:
-        self.found += count
-
-    def states_rewritten(self, count: int) -> None:
-        self.rewritten += count
+    def set(self, number: int) -> None:
+        setattr(self._tally, self._name, number)
 
 
 def settings_for(bootstrap: str, *delay_topics: str, **tree: Any) -> Settings:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.commands.arrivals import Arrivals
+from bridge.commands.arrivals import await_arrivals
+from bridge.commands.tail import Tail
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
 from bridge.wire.reasons import RejectReason
@@ -35,7 +36,7 @@ def test_a_wait_ends_only_on_what_was_sent(broker: Broker, topics: Topics) -> No
     target, dead = topics.create("orders"), topics.create("dead")
     properties = {"bootstrap.servers": broker.bootstrap, "group.id": "waits"}
     mine: h.Headers = [("delay-origin", b"delay/0/7"), ("delay-reason", b"mine"), ("delay-due", b"99")]
-    with Arrivals(properties, [target], SystemClock(), [dead]) as arrivals:
+    with Tail(properties, [target, dead], SystemClock()) as tail:
         strangers = [
             letter(dead, 1),
             letter(dead, 2, own=mine),
@@ -53,7 +54,7 @@ def test_a_wait_ends_only_on_what_was_sent(broker: Broker, topics: Topics) -> No
                 broker.bootstrap, topic, 0, [RawRecord(headers=[(b"\xff", b"1"), (b"delay-origin", b"delay/0/7")])]
             )
         produce(broker.bootstrap, [delivered(target, 7, own=mine[1:2]), delivered(target, 8)])
-        found = arrivals.wait(["delay/0/7", "delay/0/8"], WAIT_S)
+        found = await_arrivals(tail, ["delay/0/7", "delay/0/8"], WAIT_S, [dead])
     assert [each.origin for each in found] == ["delay/0/7", "delay/0/8"]
 
 
@@ -61,8 +62,8 @@ def test_a_wait_ends_on_its_own_dead_letter(broker: Broker, topics: Topics) -> N
     """With the reason, also where the record had headers of that name."""
     target, dead = topics.create("orders"), topics.create("dead")
     properties = {"bootstrap.servers": broker.bootstrap, "group.id": "waits"}
-    with Arrivals(properties, [target], SystemClock(), [dead]) as arrivals:
+    with Tail(properties, [target, dead], SystemClock()) as tail:
         own: h.Headers = [("delay-reason", b"other"), ("delay-origin", b"delay/0/8")]
         produce(broker.bootstrap, [letter(dead, 8), letter(dead, 7, own=own)])
         with pytest.raises(EnvironmentFailure, match=rf"delay/0/7 is a dead letter in {dead}: forbidden-target"):
-            arrivals.wait(["delay/0/7"], WAIT_S)
+            await_arrivals(tail, ["delay/0/7"], WAIT_S, [dead])

@@ -18,10 +18,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from bridge.checks.finding import Finding
 from bridge.checks.run import require, run_checks
 from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
+from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.releases import Release, api_versions, release_of
 from bridge.settings.model import Settings
+from bridge.start.oldest import OldestRecords
 from dev.broker.embedded import kafka_version
+from timerstore.clock import SystemClock
 from timerstore.disk.checkpoint import Checkpoint, Identity, read, write
 from timerstore.errors import DiskFailure
 
@@ -160,14 +163,15 @@ def test_a_moment_without_a_leader_is_waited_out_and_no_more(
 def test_the_log_tells_its_age(bench: Bench) -> None:
     """Offsets by time, and the oldest record's time and size, where there is one."""
     bench.create(STAMPED)
+    records = OldestRecords.of(bench.settings(), connector.jars, SystemClock())
     marks = bench.cluster.watermarks([(bench.name, 0)])
-    assert bench.cluster.oldest(marks) == {}
+    assert records.of_logs(marks) == {}
     producer = Producer({"bootstrap.servers": bench.bootstrap})
     for value in (b"x" * 100, b"x" * 300):
         producer.produce(bench.name, value)
     assert producer.flush(30) == 0
     place = (bench.name, 0)
-    oldest = bench.cluster.oldest(bench.cluster.watermarks([place]))[place]
+    oldest = records.of_logs(bench.cluster.watermarks([place]))[place]
     assert 100 < oldest.mean_bytes < 400
     assert bench.cluster.first_after([place], oldest.timestamp_ms) == {place: 0}
     assert bench.cluster.first_after([place], oldest.timestamp_ms + 3_600_000) == {place: None}
@@ -247,15 +251,27 @@ def test_a_delay_topic_that_would_lose_or_misplace_messages_is_refused(
 
 
 def test_retention_is_compared_with_the_roll_window(bench: Bench) -> None:
-    """Not longer: refused, whose error it is. Less than twice, or a limit in bytes: a warning with numbers."""
+    """Not longer: refused, whose error it is. Too short for a downtime, or a limit in bytes: a warning with numbers.
+    Each finding has the number of records of the longest delay."""
     bench.create(STAMPED | {"retention.ms": "3600000", "retention.bytes": "1048576"})
     findings = bench.check()
-    assert about(findings, "kept 1h, and roll after 30m").status == "ok"
+    assert about(findings, "kept 1h, and roll after 30m: a message of the longest delay, 3650d,").status == "ok"
+    assert about(findings, "3650d, is written about 200229 times").status == "ok"
     assert about(findings, "outgrows 1MiB within 30m").status == "warning"
     warned = about(bench.check(roll={"window": "50m"}), "more than 10m may lose messages")
     assert (warned.status, "retention.ms=6000000" in warned.remedy) == ("warning", True)
     (failed,) = bench.failures(roll={"window": "1h"})
     assert (failed.error, "retention.ms=3600000" in failed.detail) == (ConfigurationError, True)
+
+
+def test_a_topic_that_rolls_nothing_is_named_as_such(bench: Bench) -> None:
+    """Its retention needs no second half."""
+    bench.create(STAMPED | {"retention.ms": "7200000"})
+    found = about(bench.check(delay={"max": "90m"}, retention={"headroom": "30m"}), "kept 2h")
+    assert (found.status, "roll after 90m: a message of the longest delay, 90m, is written once" in found.detail) == (
+        "ok",
+        True,
+    )
 
 
 def test_a_dead_letter_topic_must_take_a_reject_with_its_headers(bench: Bench) -> None:

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from bridge.errors import StateError
-from bridge.ingest.plain_reader import PlainReader, by_source
+from bridge.ingest.plain_reader import NOTHING, PlainReader, Read, by_source
 from bridge.settings.clients import librdkafka
 from bridge.stores.names import SourceName
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
@@ -113,7 +113,7 @@ def test_a_client_whose_partitions_were_all_paused_is_woken(
     start = dict.fromkeys(bench.names, 0)
     for paused, wakes in ((0, 0), (2, 1), (0, 1), (1, 1), (2, 2)):
         for name in bench.names[:paused]:
-            bench.reader._pause(name)
+            bench.reader._leave(name, "a test", Read(entries=NOTHING))
         bench.reader.assign(start)
         assert len(woken) == wakes
 

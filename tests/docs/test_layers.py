@@ -6,6 +6,8 @@ import ast
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests.docs.imports import imports, modules, parse
 from tests.paths import ROOT
 
@@ -76,3 +78,22 @@ def test_folders_can_be_read() -> None:
     assert not {folder for folder in folders if folders.count(folder) > 12}
     assert not [str(f) for f in files if len((ROOT / f).read_text(encoding="utf-8").splitlines()) > 500]
     assert not [str(file) for file in files if not layer_of(str(file))]
+
+
+@pytest.mark.fault("an image whose first step lacks a module")
+def test_the_image_resolves_the_jars_with_the_modules_that_it_copies() -> None:
+    """The step of the image that resolves the connector's jars has all modules that it imports."""
+    copied = {
+        name
+        for line in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+        if line.startswith("COPY bridge/")
+        for name in line.split()[1:-1]
+    }
+    needed = {
+        path
+        for module in copied
+        for name in imports(module)
+        for path in (f"{name.replace('.', '/')}.py", f"{name.rpartition('.')[0].replace('.', '/')}.py")
+        if path.startswith("bridge/") and (ROOT / path).is_file()
+    }
+    assert "bridge/install/maven.py" in needed <= copied

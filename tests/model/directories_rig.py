@@ -15,19 +15,18 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
 
-from bridge.delivery.commands_first import Offsets
 from bridge.delivery.doubt.log_notes import LogNotes, States
 from bridge.delivery.states import State as Delivery
 from bridge.errors import BridgeError, StateError
 from bridge.ingest.ingest import Ingest
-from bridge.kafka.admin import ClusterDescription, Oldest, Topic, Watermarks
+from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
 from bridge.kafka.membership import Membership
 from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.settings.model import Settings
 from bridge.start.identity_watch import IdentityWatch
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName
 from bridge.stores.search import Query
 from bridge.stores.stores import Life, Stores
 from bridge.telemetry.health import Health
@@ -152,9 +151,6 @@ class Broker:
             for name in names
         }
 
-    def oldest(self, _: Mapping[SourceName, Watermarks]) -> dict[SourceName, Oldest]:
-        return {}
-
     def cuts(self, stretches: Iterable[SourceName], _: object) -> dict[SourceName, int | None]:
         return dict.fromkeys(stretches)
 
@@ -226,7 +222,7 @@ class Delivered:
 class Maintenance:
     """Flushes only, if it is in time."""
 
-    is_alive, disk_is_full = True, False
+    is_alive, disk_is_full, damaged = True, False, frozenset[SourceName]()
 
     def __init__(self, store: Stores, clock: ManualClock) -> None:
         self.store, self.clock = store, clock

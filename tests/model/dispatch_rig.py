@@ -200,9 +200,6 @@ class _InLine:
         for call in begun:
             call.serve()
 
-    def call(self, run: Callable[[], Any], *_: object) -> Any:
-        return self.result(self.begin(run))
-
     def close(self) -> None:
         pass
 

@@ -116,7 +116,7 @@ class Site:
         """Take, decide, and commit, abort, or commit and crash before it is known."""
         if not self.rig.store.is_caught_up():
             return
-        transaction = self.rig.store.begin()
+        transaction = self.rig.store.begin(self.now_ms)
         output: list[tuple[int | None, dict[str, object]]] = []
         arrived: list[tuple[str, int]] = []
         answers: list[tuple[str, str, Decision, bool]] = []
@@ -137,7 +137,7 @@ class Site:
             self.answers[command, about].append((decision, is_move))
             if decision is Decision.ACT and not is_move:
                 self.ended.add(about)
-            elif decision not in (Decision.ACT, Decision.PASSED) and about not in self.ended:
+            elif decision not in (Decision.ACT, Decision.PASSED, Decision.UNKNOWN) and about not in self.ended:
                 self.false.append(command)
         if end == "crash":
             self.rig.store.close()
@@ -184,22 +184,14 @@ class Site:
                 if same in latest:
                     passed[int(offset[row])] = latest[same]
                 latest.setdefault(same, int(offset[row]))
-        by_id = [row for row in commands.tolist() if payload.column("id")[row].is_valid]
-        sent = {int(offset[row]): self.sent[keys[row]] for row in by_id if self.sent[keys[row]] < rows.offset[row]}
-        for each in transaction.decide(offset[commands], self.now_ms, passed, sent):
+        for each in transaction.decide(offset[commands], self.now_ms, passed):
             row, effect = at[each.effect.offset], each.effect
-            if len(each.behind) and keys[row] != SILENT:
-                again = {"command": Kind.MOVE, "moved_ms": dues[row]} if effect.is_move else {"cancels": True}
-                output.append((None, again | by_origin(each.behind.tolist()) | {"key": SILENT}))
-            again = {"key": keys[row], "command": Kind(int(kinds[row])), "moved_ms": dues[row]}
-            if each.decision is Decision.AGAIN:
-                id = payload.column("id")[row].as_py()
-                named = {"id": id} if each.named is None else by_origin(each.named.tolist())
-                output.append((None, again | named))
-            elif each.decision is Decision.ACT and effect.named is None:
-                assert each.named is not None
-                output.extend((None, again | by_origin([origin])) for origin in each.named.tolist())
-            else:
+            again: dict[str, object] = {"key": keys[row], "command": Kind(int(kinds[row])), "moved_ms": dues[row]}
+            if each.decision is not Decision.SENT_ON:
+                again = again | {"key": SILENT} if effect.is_move else {"key": SILENT, "cancels": True}
+            if keys[row] != SILENT or each.decision is Decision.SENT_ON:
+                output.extend((None, again | by_origin([origin])) for origin in each.written.tolist())
+            if each.decision is not Decision.SENT_ON:
                 command = keys[row].decode()
                 about = self.commands.get(command, [])
                 if each.named is not None:

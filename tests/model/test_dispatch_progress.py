@@ -14,11 +14,15 @@ from bridge.delivery import filling
 from bridge.delivery.targets.partitioner import murmur2
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
+from bridge.settings.model import Settings
+from bridge.start.roll_window import TopicLimits, decode_parameters
 from bridge.wire import headers as h
+from tests.model import dispatch_rig
 from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, SOURCES, DispatchRig, ScriptedLookUp
 from tests.model.scripted_kafka import PLACE_CODES, Fault
 from tests.profiles import HUNDREDS, PROFILE
 from timerstore.errors import Inconsistent
+from timerstore.limits import DAY_MS
 from timerstore.memory.sorted_runs import SortedRuns
 
 ABORTS_MAX = 10
@@ -352,3 +356,30 @@ def test_no_rows_are_on_loan_while_no_transactional_id_is_ready(rig: DispatchRig
     while later:
         later.pop()()
     deliver_all(rig)
+
+
+@pytest.mark.fault("a delay of many roll windows in a topic without retention")
+@pytest.mark.parametrize(("retention_ms", "is_rolled"), [(14 * DAY_MS, True), (-1, False)])
+def test_a_topic_that_keeps_its_records_gets_no_copies(
+    rig: DispatchRig, monkeypatch: Any, retention_ms: int, is_rolled: bool
+) -> None:
+    """A message that is due after five usual roll windows arrives once, on time, without one copy in the delay topic.
+    A cancel holds as long."""
+    settings = Settings.of({"delay_topics": {DELAY: {}}})
+    parameters = decode_parameters(settings, DELAY, TopicLimits(retention_ms=retention_ms))
+    monkeypatch.setattr(dispatch_rig, "WINDOW_MS", parameters.roll_window_ms)
+    due_ms = rig.clock.now_ms() + 35 * DAY_MS
+    rig.timer(0, 35 * DAY_MS, "orders", (h.ID, "kept"))
+    rig.timer(1, 35 * DAY_MS, "orders", (h.ID, "cancelled"))
+    rig.step()
+    rig.produce(1, (h.CANCEL, "cancelled"))
+    while rig.clock.now_ms() < due_ms:
+        assert rig.delivered["orders"] == 0
+        rig.step()
+        rig.pass_ms(min(DAY_MS // 2, due_ms - rig.clock.now_ms()))
+        rig.store.flush(rig.clock.now_ms())
+    deliver_all(rig)
+    assert rig.delivered["orders"] == 1 and rig.clock.now_ms() - due_ms < 60_000
+    copies = [record for place in SOURCES for record in rig.kafka.logs[place] if h.COPY_ORIGIN in dict(record.headers)]
+    assert (len(copies) >= 4, rig.tally.rolls >= 4) == (is_rolled, is_rolled)
+    assert is_rolled or copies == []

@@ -37,7 +37,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import timerstore.cancels.cancels
 import timerstore.cancels.tombstones
+import timerstore.disk.column_file
+import timerstore.log.packed
 import timerstore.log.segment
+import timerstore.log.stretches
 import timerstore.memory.sorted_runs
 import timerstore.operations.find
 import timerstore.operations.timer_wheel
@@ -74,7 +77,7 @@ PARTITIONS = [("delay", 0), ("delay", 1), ("retry", 0)]
 TOPIC_IDS = {"delay": "a", "retry": "b"}
 ROW_BYTES = 120
 HORIZON_MS = 40
-WINDOW_MS = 90
+WINDOW_MS = 10
 MARGIN_MS = 30
 Key = tuple[str, int, int, bool]
 
@@ -177,6 +180,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.patches = contextlib.ExitStack()
         self.patches.enter_context(mock.patch.object(timerstore.cancels.cancels, "MARGIN_MS", MARGIN_MS))
         self.patches.enter_context(mock.patch.object(timerstore.cancels.tombstones, "MERGE_STEP_ROWS", 2))
+        self.patches.enter_context(mock.patch.object(timerstore.disk.column_file, "RUN_ROWS", 6))
+        self.patches.enter_context(mock.patch.object(timerstore.log.packed, "PIECE_NUMBERS", 3))
+        self.patches.enter_context(mock.patch.object(timerstore.log.stretches, "STRETCHES_MAX", 2))
         self.patches.enter_context(mock.patch.object(timerstore.operations.timer_wheel, "NEAR_MS", HORIZON_MS // 4))
         self.patches.enter_context(mock.patch.object(timerstore.operations.find, "SCANNED_ROWS_MAX", 6))
         self.patches.enter_context(mock.patch.object(timerstore.memory.sorted_runs, "SMALL_RUNS", 2))

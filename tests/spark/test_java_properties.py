@@ -27,6 +27,29 @@ VALUES: Final = st.one_of(
 )
 
 
+OWN: Final = [
+    "allow.auto.create.topics",
+    "isolation.level",
+    "max.poll.records",
+    "sasl.jaas.config",
+    "sasl.login.callback.handler.class",
+    "sasl.oauthbearer.token.endpoint.url",
+    "security.protocol",
+    "socket.connection.setup.timeout.max.ms",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.key.password",
+    "ssl.keystore.certificate.chain",
+    "ssl.keystore.key",
+    "ssl.keystore.location",
+    "ssl.keystore.password",
+    "ssl.keystore.type",
+    "ssl.truststore.certificates",
+    "ssl.truststore.location",
+    "ssl.truststore.type",
+]
+"""The names that bridge.settings.java and clients write, beside those of the table."""
+
+
 def ask(pairs: list[tuple[str, str]]) -> list[str]:
     """The lines of ConfigTable.java."""
     libraries = Path(pyspark.__file__).parent / "jars"
@@ -57,17 +80,16 @@ def test_what_the_table_accepts_the_java_client_reads_alike(pairs: list[tuple[st
     given_to: list[tuple[str, str]] = []
     refused: list[tuple[str, str]] = []
     for name, value in pairs:
+        known, java = PROPERTIES[name], PROPERTIES[name].java or name
         try:
-            given_to.append((name, PROPERTIES[name].read(value)))
+            given_to.append((java, known.read(value)))
         except ValueError:
             digits = value.removeprefix("-")
-            if PROPERTIES[name].type in ("INT", "LONG") and digits.isdecimal() and str(int(digits)) == digits:
-                refused.append((name, value))
+            if known.type in ("INT", "LONG") and digits.isdecimal() and str(int(digits)) == digits:
+                refused.append((java, value))
     lines = [line for line in ask(given_to + refused) if not line.startswith("name ")]
     for (name, value), line in zip(given_to, lines, strict=False):
-        expected = f"[{value}]" if PROPERTIES[name].type == "LIST" else value
-        if PROPERTIES[name].type == "CLASS":
-            continue
+        expected = f"[{value}]" if names()[name] == "LIST" else value
         assert line == f"read {expected}" or (not value and line == "read []"), (name, value)
     for (name, value), line in zip(refused, lines[len(given_to) :], strict=True):
         is_own_bound = name == "connections.max.idle.ms" or name.startswith(("sasl.kerberos", "socket.connection"))
@@ -75,8 +97,10 @@ def test_what_the_table_accepts_the_java_client_reads_alike(pairs: list[tuple[st
 
 
 def test_the_table_has_the_types_of_the_java_client() -> None:
-    """Of the version that the connector is resolved with."""
-    assert {name: each.type for name, each in PROPERTIES.items()} == {name: names()[name] for name in PROPERTIES}
+    """Of the version that the connector is resolved with; and all names that the bridge sets itself are Java's."""
+    types = {known.java or name: known.type for name, known in PROPERTIES.items()} | {"bootstrap.servers": "LIST"}
+    assert types == {name: names()[name] for name in types}
+    assert names().keys() >= set(OWN)
 
 
 @pytest.mark.fault("a property by its Java name")

@@ -25,6 +25,8 @@ READ_S_MAX: Final = 60
 DOWN_MS: Final = (8_000, 20_000, 50_000)
 """Within the first of them a bridge reads, stops and is written to; on a busy machine within a later one."""
 WINDOW_MS: Final = 2_000
+ROLLED_MS: Final = 300_000
+"""The delay of messages that are cancelled after some rolls, also on a machine that stands still for a while."""
 CONFIG: Final = {
     "roll": {"window": f"{WINDOW_MS}ms"},
     "store": {"flush_interval": "500ms"},
@@ -122,17 +124,17 @@ def test_a_message_is_cancelled_by_where_its_record_is(site: Site) -> None:
     before, cancelled = site.bridge.metrics()["records_rolled_total"], site.cancelled()
     origins: dict[str, tuple[str, int, int]] = {}
 
-    def send(value: str, key: str | None) -> None:
+    def send(value: str, key: str | None, ms: int = 6 * WINDOW_MS) -> None:
         def told(_: object, message: Message) -> None:
             origins[value] = (message.topic() or "", message.partition() or 0, message.offset() or 0)
 
-        site.client.send(site.target, value, key, after=timedelta(milliseconds=6 * WINDOW_MS), on_delivery=told)
+        site.client.send(site.target, value, key, after=timedelta(milliseconds=ms), on_delivery=told)
         site.client.flush()
 
     for n in range(6):
         send(f"at home {n}", f"key {n}")
         send(f"elsewhere {n}", f"key {n}")
-        send(f"rolled {n}", f"key {n}")
+        send(f"rolled {n}", f"key {n}", ms=ROLLED_MS)
         send(f"kept {n}", f"key {n}")
     for n in range(6):
         site.client.cancel_origin(*origins[f"at home {n}"])
@@ -156,8 +158,9 @@ def test_a_cancel_reaches_copies_after_any_number_of_rolls(site: Site) -> None:
     def wait_rolls(count: int) -> None:
         wait_until(lambda: site.bridge.metrics()["records_rolled_total"] - before >= count, READ_S_MAX, "rolls")
 
-    for id in ("one", "two", "kept"):
-        site.send(id, id, ms=8 * WINDOW_MS)
+    for id in ("one", "two"):
+        site.send(id, id, ms=ROLLED_MS)
+    site.send("kept", "kept", ms=8 * WINDOW_MS)
     wait_rolls(3)
     site.cancel("one")
     wait_rolls(5)

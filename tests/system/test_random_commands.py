@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from bridge.wire.answers import Outcome
 from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
-from bridge.wire.headers import CORRELATION, COUNT, DUE, MOVED_MAX, OUTCOME, origin_text, origins_text, timer_headers
+from bridge.wire.headers import CORRELATION, COUNT, DUE, OUTCOME, origin_text, origins_text, timer_headers
 from dev.harness.kafka import Outgoing, ReadRecord, TopicReader, Topics, produce_with
 from dev.harness.waiting import wait_until
 from tests.profiles import IS_NIGHTLY, seed
@@ -87,7 +87,7 @@ class Commands:
                 # As many long before as shortly before, at, and after the due time.
                 ahead_ms = self._random.choice((delay, 300, 100, 20, 0, -200))
                 beside = [each for each in written if each.partition == record.partition and each is not record]
-                more = min(len(beside), self._random.choice((0, 0, 3, MOVED_MAX - 1)))
+                more = min(len(beside), self._random.choice((0, 0, 3, 19)))
                 about = [record, *self._random.sample(beside, more)]
                 self._waiting.append((record.timestamp_ms + delay - self._random.randint(0, max(1, ahead_ms)), about))
         self.send_until(now_ms)
@@ -107,7 +107,7 @@ class Commands:
     def _command(self, records: list[ReadRecord]) -> tuple[Outgoing, list[str], str, bool]:
         """A command, the names of the messages that it is about, its correlation id, and whether it moves them."""
         kind, record, correlation = self._random.randrange(4), records[0], str(len(self.commands))
-        records = records if kind in (2, 3) else records[:1]
+        records = records if kind == 2 else records[:1]
         names = [(each.value or b"").decode() for each in records]
         origin = origins_text(record.topic, record.partition, [each.offset for each in records])
         ms = self._random.choice((0, self._random.randrange(*MOVED_MS)))

@@ -18,7 +18,7 @@ Only one thread appends, so no timer can become covered between the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -47,7 +47,7 @@ from timerstore.rows.entry import DECIDED, UNCOPYABLE, Kind
 from timerstore.rows.position import AT_MIN, Bools, Int64s, Positions
 
 MARGIN_MS: Final = 3_600_000
-"""A tombstone outlives the largest window by this margin, for clocks that differ, and ingest that lags."""
+"""A tombstone outlives its window by this margin, for clocks that differ, and ingest that lags."""
 
 
 NO_ORIGIN: Final = -1
@@ -93,7 +93,7 @@ class Cancels:
     """See the module. The store's lock guards it; `judge` and `covered` work on snapshots, without the lock."""
 
     def __init__(self, window_ms: int) -> None:
-        """`window_ms` is the largest W in force."""
+        """`window_ms` is the least time for which a tombstone is kept."""
         self.tombstones = Tombstones()
         self.unstored = Unstored()
         self.cancelled = 0
@@ -127,18 +127,23 @@ class Cancels:
 
     def cancelled_by(self, lookup: Lookup, payload: pa.RecordBatch) -> Bools:
         """Mask of the timers among rows of `entry.PAYLOAD` that cancels cover."""
-        ids, origin = payload.column("id"), payload.column("origin").to_numpy()
-        is_timer = payload.column("kind").to_numpy() == Kind.TIMER
-        mask = np.zeros(len(ids), dtype=np.bool_)
-        by_id = is_timer & (origin < lookup.highest.any)
-        if by_id.any() and ids.null_count < len(ids):
-            rows = np.flatnonzero(by_id & ids.is_valid().to_numpy(zero_copy_only=False))
-            offset, _ = lookup.look_up(digest(ids.take(pa.array(rows))))
-            mask[rows] = offset > origin[rows]
+        mask = self.covered_ids(lookup, payload)
+        origin, is_timer = payload.column("origin").to_numpy(), payload.column("kind").to_numpy() == Kind.TIMER
         rows = np.flatnonzero(is_timer & (origin < lookup.highest.by_origin))
         if len(rows):
             offset, _ = lookup.look_up(keys_of(ORIGIN, origin[rows]))
             mask[rows] |= offset > origin[rows]
+        return mask
+
+    def covered_ids(self, lookup: Lookup, payload: pa.RecordBatch) -> Bools:
+        """Mask of the timers among rows of `entry.PAYLOAD` that cancels of their ids cover."""
+        ids, origin = payload.column("id"), payload.column("origin").to_numpy()
+        mask = np.zeros(len(ids), dtype=np.bool_)
+        by_id = (payload.column("kind").to_numpy() == Kind.TIMER) & (origin < lookup.highest.any)
+        if by_id.any() and ids.null_count < len(ids):
+            rows = np.flatnonzero(by_id & ids.is_valid().to_numpy(zero_copy_only=False))
+            offset, _ = lookup.look_up(digest(ids.take(pa.array(rows))))
+            mask[rows] = offset > origin[rows]
         return mask
 
     def are_covered(self, lookup: Lookup, timers: Timers) -> Bools:
@@ -376,36 +381,32 @@ class Cancels:
 
     # ---- opening, maintenance
 
-    def covered_by_id(self, ids: SegmentIds) -> Timers:
-        """The timers of a segment that tombstones of their ids cover; some occur twice. The smaller set is looked up in
-        the larger one."""
+    def covered_by_id(self, ids: SegmentIds) -> Iterator[Timers]:
+        """The timers of a segment that tombstones of their ids cover, each once, in pieces of bounded size. The smaller
+        set is looked up in the larger one."""
         lookup = self.tombstones.lookup()
-        parts: list[Timers] = [no_timers()]
-        if len(self.tombstones) < len(ids):
-            for run in lookup.runs():
+        if len(lookup) and len(self.tombstones) < len(ids):
+            for run in lookup.merged():
                 for query, timers in ids.matches(run.keys):
-                    parts.append(timers[run.offset[query] > timers.origin])
-        else:
+                    yield timers[run.offset[query] > timers.origin]
+        elif len(lookup):
             for timers in ids.pieces():
                 offset, _ = lookup.look_up(timers.keys)
-                parts.append(timers[offset > timers.origin])
+                yield timers[offset > timers.origin]
         ids.drop_pages()
-        return concat_timers(parts)
 
     def named_origins(self) -> Int64s:
         """The origins that tombstones name, in order, each once."""
         lookup, origins = self.tombstones.lookup(), [np.empty(0, np.int64)]
         if max(lookup.highest.by_origin, lookup.highest.by_command) >= 0:
-            for run in lookup.runs():
+            for run in lookup.pieces():
                 named = run.keys[are_of(ORIGIN, run.keys) | are_commands(run.keys)]
                 origins.append(named.lo.astype(np.int64))
         return np.unique(np.concatenate(origins))
 
     @staticmethod
-    def tally_once(timers: Timers, finished: Callable[[Positions], Bools]) -> Tally:
-        """Counts of the unfinished timers, each counted once."""
-        _, once = np.unique(timers.offset, return_index=True)
-        timers = timers[once]
+    def tally_unfinished(timers: Timers, finished: Callable[[Positions], Bools]) -> Tally:
+        """Counts of the unfinished timers."""
         return _tally(timers[~finished(timers)])
 
     def expired_before_ms(self, resident: Resident, on_loan: RowRefs, now_ms: int) -> int:

@@ -10,6 +10,11 @@ without it, and the answer is then that they have left. Each original that it na
 
 A command by id becomes one command by origin for each message: its transaction writes these.
 
+By id. A command by id leaves no tombstone, so that it may wait in its place, with all rows behind it: while copies of
+an earlier process may be unread, below the log's end at the start. Its time counts when messages are delivered: it ends
+10 s after the first such command was read, with 10,000 of them, or without room for new rows. From then on they have no
+effect, until the log is read up to there; the answer says so.
+
 Replay. A command below the committed O is finished: reading it makes its tombstone. Nothing is lost by that, since its
 transaction acted on every pending row of the origin below d, and it is read before any delivery (I6). There is one
 exception: a move to a later time leaves an original alone that is too large for a copy, at first and at each replay.
@@ -17,16 +22,13 @@ Decoding marks such an original; it has no other rows, and gets no tombstone.
 
 In transit. A copy that a transaction has written (a roll, a retry, a tick, the copy of a move) is above the commands
 that were read before it. If a command by origin finds no row, but such a copy may be in transit, its transaction writes
-the command again, behind the copy. A command by id becomes a command by origin for such a message, too. If the store
-does not know all copies, because those of an earlier process may be unread, the command by id itself is written again.
-It leaves out messages that were sent after its client's record. Later commands of the id that are decided before it are
-written again behind it.
+the command again, behind the copy. It does not wait in its place instead: read again after a crash, it would not say
+whether it had acted on a copy above itself. A command by id becomes a command by origin for such a message, too.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -34,12 +36,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from timerstore.cancels.digests import Digests, concat_digests
+from timerstore.cancels.digests import Digests, concat_digests, digests_or_zeros
 from timerstore.rows.entry import UNCOPYABLE
-from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, Positions
+from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Bools, Int64s, Positions
 
 WAITING_MS_MAX: Final = 10_000
-"""Limit of the wait for a command that was written. The usual wait is some tens of milliseconds."""
+"""Limit of the wait for a command that was written, and of messages for commands by id after a start."""
+WAITING_MAX: Final = 10_000
+"""Limit of commands by id that wait."""
 _NONE: Final = np.empty(0, np.int64)
 
 
@@ -47,12 +51,13 @@ class Decision(Enum):
     """The outcome of a command, for an original that it names, or for all messages of its id."""
 
     ACT = auto()  # the rows of `live` are pending
-    AGAIN = auto()  # a copy of the message may be in transit: the command is written again
+    SENT_ON = auto()  # commands by origin are written: of an id, or behind a copy that may be in transit
     LEFT = auto()  # the message has left in the meantime
     NOTHING = auto()  # no message was pending
     TOO_MANY = auto()  # the command covers more than effects.ROWS_MAX messages
     PASSED = auto()  # a later command of the same transaction acts in its place
     UNCOPYABLE = auto()  # a move to another time needs a copy, and the message is too large: it stays unchanged
+    UNKNOWN = auto()  # of an id: its messages are not known yet
 
 
 @dataclass(slots=True, eq=False)
@@ -114,28 +119,26 @@ class Effect:
     def have(self, rows: Bools) -> Bools:
         """Mask of the named originals that have any of the rows in a mask."""
         assert self.named is not None
-        return np.isin(self.named, self.origin[rows])
+        return np.isin(self.named, self.origin[rows]) if len(self.named) > 1 else np.full(1, rows.any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decided:
     """A decision of a command about the originals `named`: all originals of its effect with this decision; None: about
-    its id. `live` are the indices of the effect's rows that it acts on. A command by id acts through commands by origin
-    for the originals `named`."""
+    its id. `live` are the indices of the effect's rows that it acts on."""
 
     effect: Effect
     decision: Decision
     live: Int64s
     named: Int64s | None
     behind: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    """Originals that it acts on, and whose copies may be in transit: the command is written again for them."""
+    """Originals that it acts on, and whose copies may be in transit."""
 
-    def written(self) -> list[Int64s]:
-        """The originals for which commands by origin are written: a list of one vector, or an empty list."""
-        by_origin = self.named if self.decision is Decision.AGAIN or self.effect.named is None else self.behind
-        if by_origin is None or self.decision not in (Decision.AGAIN, Decision.ACT) or not len(by_origin):
-            return []
-        return [within_reach(by_origin)]
+    @property
+    def written(self) -> Int64s:
+        """The originals for which a command by origin is written, one each."""
+        named = self.named if self.decision is Decision.SENT_ON else self.behind
+        return _NONE if named is None else named
 
 
 def of_all(effect: Effect, decision: Decision) -> list[Decided]:
@@ -143,20 +146,16 @@ def of_all(effect: Effect, decision: Decision) -> list[Decided]:
     return [Decided(effect=effect, decision=decision, live=_NONE, named=None)]
 
 
-def passed_over(effect: Effect, later: Effect, named: Int64s, *, waits: bool) -> list[Decided]:
+def passed_over(effect: Effect, later: Effect, named: Int64s) -> list[Decided]:
     """The decisions of a move by id in whose place a later move acts. The later one cannot act on originals that are
-    too large for its copies: these the earlier one decides itself. If it `waits`, it is written again instead."""
+    too large for its copies: these the earlier one decides itself."""
     large: Int64s = _NONE if later.is_now else np.intersect1d(named, np.union1d(effect.large, later.large))
-    if not len(large):
-        return [Decided(effect=effect, decision=Decision.PASSED, live=_NONE, named=named)]
-    if waits:
-        return of_all(effect, Decision.AGAIN)
     rest = np.setdiff1d(named, large)
-    parts = (Decision.PASSED, rest), (Decision.ACT if effect.is_now else Decision.UNCOPYABLE, large)
+    parts = (Decision.PASSED, rest), (Decision.SENT_ON if effect.is_now else Decision.UNCOPYABLE, large)
     return [Decided(effect=effect, decision=each, live=_NONE, named=part) for each, part in parts if len(part)]
 
 
-def named_among(named: Int64s, some: Collection[int]) -> Bools:
+def named_among(named: Int64s, some: Container[int]) -> Bools:
     """Mask of the originals that are in a small set."""
     return np.array([each in some for each in within_reach(named).tolist()], dtype=np.bool_)
 
@@ -211,40 +210,6 @@ class InTransit:
         return effect.named[among(within_reach(effect.named), self._ordered)]
 
 
-class Waiting:
-    """Originals for which the bridge has written commands by origin that are not yet decided. Until then their missed
-    ticks wait. Commands written more than WAITING_MS_MAX ago no longer count: they may have been read as rejects."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, tuple[int, int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def add(self, origins: Int64s, now_ms: int) -> None:
-        """Count commands that are written now."""
-        for origin in origins.tolist():
-            count, _ = self._counts.get(origin, (0, 0))
-            self._counts[origin] = count + 1, now_ms + WAITING_MS_MAX
-
-    def remove(self, origins: Int64s) -> None:
-        """Count out commands that were decided."""
-        for origin in origins.tolist():
-            count, until_ms = self._counts.pop(origin, (0, 0))
-            if count > 1:
-                self._counts[origin] = count - 1, until_ms
-
-    def among(self, origins: Int64s, now_ms: int) -> Bools:
-        """Mask of the originals for which commands wait."""
-        until_ms = [self._counts.get(each, (0, 0))[1] for each in origins.tolist()]
-        return np.array(until_ms, np.int64) > now_ms
-
-    def forget(self, now_ms: int) -> None:
-        """Drop commands whose time is over."""
-        for key in [key for key, (_, until_ms) in self._counts.items() if until_ms <= now_ms]:
-            del self._counts[key]
-
-
 Id = tuple[int, int]
 """The digest of an id."""
 
@@ -256,14 +221,52 @@ class Commands:
         self.effects: dict[int, Effect] = {}
         """By the command's offset."""
         self.in_transit = InTransit()
-        self.again: Counter[Id] = Counter()
-        """Commands by id that were written again, and are not yet decided: later ones of the id go behind them."""
-        self.waiting = Waiting()
-        self.recalling = Waiting()
+        self.sent_on: dict[int, int] = {}
+        """Originals for which the bridge has written commands by origin that are not yet decided, and the time (ms)
+        until which these count: later they may have been read as rejects. Missed ticks wait for them."""
+        self.recalling: dict[int, int] = {}
         """The same for recalls only: moves by id leave these originals to them."""
         self.bytes = 0
+        self.wait_until_ms = AT_MAX
+        """The end of the wait of commands by id; AT_MIN: it is over."""
 
-    def take_in(self, effects: Sequence[Effect], finished: Callable[[Positions], Bools], *, is_unread: bool) -> None:
+    def waiting_offset(self) -> int:
+        """The offset of the first command by id, if they may wait; else OFFSET_MAX. The caller knows that copies are
+        unread."""
+        if self.wait_until_ms == AT_MIN:
+            return OFFSET_MAX
+        return min((offset for offset, effect in self.effects.items() if effect.named is None), default=OFFSET_MAX)
+
+    def give_up(self, now_ms: int = AT_MIN) -> None:
+        """End the wait, if its time is over, or too many wait."""
+        if now_ms >= self.wait_until_ms or sum(each.named is None for each in self.effects.values()) > WAITING_MAX:
+            self.wait_until_ms = AT_MIN
+
+    def enough_offset(self, messages_max: int) -> int:
+        """The offset of the first command by id that one transaction leaves to the next one: with those before it, of
+        which one names the same id, it covers more than `messages_max` messages. OFFSET_MAX: none."""
+        by_id = [each for each in self.effects.values() if each.upto is not None]  # in the order of offset
+        if (count := sum(each.upto or 0 for each in by_id)) <= messages_max:
+            return OFFSET_MAX
+        ids, count = set[Id](), 0
+        for effect in by_id:
+            count += effect.upto or 0
+            if count > messages_max and effect.id in ids:
+                return effect.offset
+            ids.add(effect.id)
+        return OFFSET_MAX
+
+    def note_read(self, offset: Int64s, origin: Int64s, ids: pa.Array) -> None:
+        """Note copies that were read above commands by id."""
+        keys = digests_or_zeros(ids)
+        read = set(keys.hi.tolist())
+        for effect in _distinct(each for each in self.effects.values() if each.named is None and each.id[0] in read):
+            hi, lo = effect.id
+            effect.copied.add(origin[(keys.hi == hi) & (keys.lo == lo) & (offset > effect.offset)])
+
+    def take_in(
+        self, effects: Sequence[Effect], finished: Callable[[Positions], Bools], now_ms: int, *, is_unread: bool
+    ) -> None:
         """Add the effects of commands that were read; the copies in their batch are no longer in transit. `is_unread`:
         copies of an earlier process may be unread. Rows that were finished since their look-up may have left as
         copies."""
@@ -278,6 +281,8 @@ class Commands:
             effect.copied.is_unsure |= is_unread
         self.effects.update((effect.offset, effect) for effect in effects)
         self.bytes += sum(effect.bytes for effect in effects)
+        if is_unread and any(effect.named is None for effect in effects):
+            self.wait_until_ms = min(self.wait_until_ms, now_ms + WAITING_MS_MAX)
 
     def moved_ids(self) -> set[Id]:
         """The ids of undecided moves."""
@@ -297,25 +302,28 @@ class Commands:
         copies.remove(read)
         self.in_transit.add_all(copies)
 
-    def note_written(
-        self, written: Sequence[tuple[bool, Int64s]], settled: Sequence[tuple[bool, Int64s]], now_ms: int
-    ) -> None:
-        """Note commands by origin that were written, and commands that were decided (`settled`): pairs of whether they
-        are moves, and their originals."""
-        for moves, originals in settled:
-            for waiting in (self.waiting,) if moves else (self.waiting, self.recalling):
-                waiting.remove(originals)
-        for moves, originals in written:
-            for waiting in (self.waiting,) if moves else (self.waiting, self.recalling):
-                waiting.add(originals, now_ms)
-        for waiting in (self.waiting, self.recalling):
-            if len(waiting):
-                waiting.forget(now_ms)
+    def note_written(self, written: Sequence[tuple[bool, Int64s]], settled: Iterable[Effect], now_ms: int) -> None:
+        """Note commands by origin that were written: whether they are moves, and their originals; and commands that
+        were decided (`settled`)."""
+        for effect in settled if self.sent_on else ():
+            for each in () if effect.named is None else within_reach(effect.named).tolist():
+                self.sent_on.pop(each, None)
+                if not effect.is_move:
+                    self.recalling.pop(each, None)
+        until_ms = now_ms + WAITING_MS_MAX
+        for is_move, originals in written:
+            self.sent_on |= dict.fromkeys(originals.tolist(), until_ms)
+            self.recalling |= {} if is_move else dict.fromkeys(originals.tolist(), until_ms)
+        self.sent_on = {each: until_ms for each, until_ms in self.sent_on.items() if until_ms > now_ms}
+        self.recalling = {each: until_ms for each, until_ms in self.recalling.items() if until_ms > now_ms}
 
 
 def _distinct(effects: Iterable[Effect]) -> Collection[Effect]:
-    """One effect for each set of effects that share their rows and `copied`."""
-    return {id(effect.copied): effect for effect in effects}.values()
+    """The first effect of each set of effects that share their rows and `copied`."""
+    first = dict[int, Effect]()
+    for effect in effects:
+        first.setdefault(id(effect.copied), effect)
+    return first.values()
 
 
 def among(wanted: Int64s, ordered: Int64s) -> Bools:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from timerstore.cancels import id_index
 from timerstore.cancels.cancels import NO_ORIGIN, Known, named_by
 from timerstore.cancels.commands import Copied, Effect, Id, among, within_reach
-from timerstore.cancels.digests import Digests, concat_digests, digest, digests_or_zeros
+from timerstore.cancels.digests import Digests, digest, digests_or_zeros
 from timerstore.cancels.id_index import Timers, no_timers, timers_of
 from timerstore.memory.sorted_runs import EMPTY, RowRefs
 from timerstore.rows.entry import DECIDED, PAYLOAD, PAYLOAD_COLUMNS, UNCOPYABLE, Kind
@@ -181,8 +181,6 @@ class _Batch:
         below = np.array([self._below[key] for key in new], dtype=np.int64)
         try:
             of_ids = _of_ids(keys, below, self._holders, self._is_over, bytes_max)
-            for i, of_id in zip(new.values(), of_ids, strict=True):
-                of_id.copied.add(self._above.of_id(int(self.commands.offset[i]), self._keys[i : i + 1]))
             often = [each.timers for key, each in zip(new, of_ids, strict=True) if key in self._moved_often]
             large = self._large(often, bytes_max)
             of_ids = [replace(each, large=each.timers.origin[among(each.timers.offset, large)]) for each in of_ids]
@@ -379,21 +377,13 @@ class _Above:
 
     def __init__(self, payload: pa.RecordBatch, timers: RowRefs) -> None:
         origin = payload.column("origin").to_numpy()[timers.row]
-        copies = timers[origin < timers.offset]
-        self._offset, self._origin = copies.offset, origin[origin < timers.offset]
-        ids = payload.column("id").take(pa.array(copies.row))
-        self._ids = digests_or_zeros(ids) if len(copies) else concat_digests([])
+        is_copy = origin < timers.offset
+        self._offset, self._origin = timers.offset[is_copy], origin[is_copy]
 
     def of(self, offset: int, named: Int64s) -> Int64s:
-        """The originals, among `named`, with copies above the offset of a command."""
+        """The originals, among those `named`, of the copies above a command."""
         origin = self._origin[self._offset > offset]
         return np.unique(origin[among(origin, within_reach(named))])
-
-    def of_id(self, offset: int, key: Digests) -> Int64s:
-        """The originals with copies of an id above the offset of a command."""
-        is_of = (self._offset > offset) & (self._ids.hi == key.hi[0]) & (self._ids.lo == key.lo[0])
-        originals: Int64s = self._origin[is_of]
-        return originals
 
 
 def _left(bytes_max: int | None, size: int) -> int | None:

@@ -4,14 +4,15 @@ Delivery does not need it: a due row has its id, and a tombstone covers it or no
 searches (find.py). It has two parts:
 
     unstored   timers that no segment has, in memory, as sorted runs; finished ones are dropped as the runs grow
-    segments   a column file, sorted by key, beside each segment that has timers with ids
+    segments   a column file of runs, sorted by key, beside each segment that has timers with ids; a filter of each run
+               (key_filter.py) saves most searches for absent keys
 
 A segment's id index is derived from the segment, and made again if it is missing or damaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,19 +21,27 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from timerstore.cancels.digests import Digests, concat_digests, digest, find_all
+from timerstore.cancels.key_filter import KeyProbe, filter_of
 from timerstore.disk import column_file as columns
-from timerstore.disk import files
-from timerstore.disk.column_file import ColumnFile
+from timerstore.disk import files, row_groups
+from timerstore.disk.column_file import Column, ColumnFile, Runs
 from timerstore.memory.pending import label_of, labels
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s, Positions
 
 Int32s = npt.NDArray[np.int32]
 
-SCHEMA: Final = {"hi": "<u8", "lo": "<u8", "at": "<i8", "offset": "<i8", "origin": "<i8", "target": "<i4"}
+SCHEMA: Final = {
+    "hi": "<u8",
+    "lo": "<u8",
+    "at": "<i8",
+    "offset": "<i8",
+    "origin": "<i8",
+    "target": "<i4",
+    "filter": "<u2",
+}
 READ: Final = ["offset", "at", "kind", "target", "id", "origin", "schedule"]
 FOUND_ROWS_MAX: Final = 1 << 18
 """The size of a piece, in timers."""
@@ -85,6 +94,7 @@ class SegmentIds:
 
     def __init__(self, file: ColumnFile) -> None:
         self._file = file
+        self._runs = tuple(file.runs())
         self._targets: list[str] = file.note["targets"]
 
     def __len__(self) -> int:
@@ -92,8 +102,10 @@ class SegmentIds:
 
     def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
         """(index in `wanted`, timer) of all timers with these keys, in pieces of at most FOUND_ROWS_MAX."""
-        keys = Digests(self._file["hi"], self._file["lo"])
-        return ((query, self._timers(rows)) for query, rows in find_all(keys, wanted, FOUND_ROWS_MAX))
+        for run, asked in KeyProbe(wanted).among(self._file["filter"], self._runs):
+            keys = Digests(self._file["hi"][run], self._file["lo"][run])
+            for query, rows in find_all(keys, wanted[asked], FOUND_ROWS_MAX):
+                yield asked[query], self._timers(rows + run.start)
 
     def pieces(self) -> Iterator[Timers]:
         return (self._timers(part) for part in columns.slices(len(self), FOUND_ROWS_MAX))
@@ -113,25 +125,26 @@ class SegmentIds:
         )
 
 
-def open_or_make(segment: Path, crc: int) -> SegmentIds:
-    """The id index of a segment file whose footer has this CRC. Raises as `column_file.derived`."""
+def open_or_make(segment: Path, crc: int, timers: int) -> SegmentIds:
+    """The id index of a segment file whose footer has this CRC, with this number of timers with ids. Raises as
+    `column_file.derived`."""
     path = segment.with_suffix(files.IDS_SUFFIX)
-    return columns.derived(path, crc, SegmentIds, partial(_make, segment, path, crc))
+    return columns.derived(path, crc, SegmentIds, partial(_make, segment, path, crc, timers))
 
 
-def _make(segment: Path, path: Path, crc: int) -> None:
+def _make(segment: Path, path: Path, crc: int, timers: int) -> None:
     targets: dict[str, int] = {}
-    with (
-        files.reading(segment, pa.ArrowException),
-        pq.ParquetFile(segment, page_checksum_verification=True) as parquet,
-    ):
-        groups = range(parquet.num_row_groups)
-        parts = [_of_table(parquet.read_row_group(group, columns=READ), targets) for group in groups]
-    keys = Digests(np.concatenate([p["hi"] for p in parts]), np.concatenate([p["lo"] for p in parts]))
-    order = keys.order()
-    whole = {name: np.concatenate([p[name] for p in parts])[order] for name in SCHEMA}
-    note = {"targets": list(targets), "segment_crc": crc}
-    columns.write(path, SCHEMA, len(order), [whole], lambda: note)
+    parts = (_of_table(table, targets) for table in row_groups.tables(segment, READ))
+    runs = Runs(parts, lambda run: _keys_of(run).order(), {"filter": lambda run: filter_of(_keys_of(run))})
+
+    def note() -> dict[str, Any]:
+        return {"targets": list(targets), "of_segment": crc, "runs": runs.ends}
+
+    columns.write(path, SCHEMA, timers, runs, note)
+
+
+def _keys_of(run: Mapping[str, Column]) -> Digests:
+    return Digests(run["hi"], run["lo"])
 
 
 def _of_table(table: pa.Table, targets: dict[str, int]) -> dict[str, Any]:

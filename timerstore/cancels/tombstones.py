@@ -27,7 +27,7 @@ from timerstore.cancels.digests import ORIGIN, Digests, are_commands, are_of, co
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.checkpoint import NamedFile
-from timerstore.disk.column_file import ColumnFile
+from timerstore.disk.column_file import ColumnFile, slices
 from timerstore.errors import Corrupt
 from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s
 
@@ -112,10 +112,15 @@ class Lookup:
     files: tuple[TombstoneFile, ...]
     highest: Highest
 
-    def runs(self) -> Iterator[Run]:
-        """All runs; the columns of files stay on disk."""
+    def pieces(self) -> Iterator[Run]:
+        """All tombstones, in pieces of bounded size."""
         yield from self.memory
-        yield from (file.run() for file in self.files)
+        for file in self.files:
+            yield from (file.run(part) for part in slices(len(file), MERGE_STEP_ROWS))
+
+    def merged(self) -> Iterator[Run]:
+        """All tombstones, each key once, in pieces of bounded size."""
+        return TombstoneMerge(runs=self.memory, absorbed=self.files, expired_before_ms=AT_MIN).pieces()
 
     def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
         """(offset, expire_ms) of the tombstone of each wanted key, int64[n] each; -1: none."""

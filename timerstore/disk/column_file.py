@@ -2,6 +2,9 @@
 
     magic | column | column | ... | footer (JSON) | length of the footer (4 bytes) | its CRC-32 (4 bytes) | magic
 
+The rows of a file may be several sorted runs, one behind the other, so that a sort of any number of rows takes the
+memory of one run. A search asks each run.
+
 Each column is contiguous, so that a search touches few pages; the footer has the offset and the CRC-32 of each. Files
 are written once, in pieces of a few thousand rows, and mapped for reading, as Kafka maps its index files: they take
 only the kernel's page cache, and `drop_pages` gives even that back. `pwrite` does the writing, so that a full disk is
@@ -14,7 +17,8 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,8 +31,13 @@ from timerstore.errors import Corrupt
 MAGIC: Final = b"DBCOLS01"
 TAIL_BYTES: Final = 8 + len(MAGIC)
 CRC_PIECE_BYTES: Final = 1 << 22
+RUN_ROWS: Final = 1 << 19
+"""Limit of a run, in rows; a run is sorted in memory."""
 
 Column = npt.NDArray[Any]
+Order = Callable[[Mapping[str, Column]], Column]
+Added = Mapping[str, Callable[[Mapping[str, Column]], Column]]
+NOTHING: Final[Added] = {}
 T = TypeVar("T")
 
 
@@ -53,9 +62,63 @@ class ColumnFile:
     def __getitem__(self, name: str) -> Column:
         return self._columns[name]
 
+    def runs(self) -> Iterator[slice]:
+        """The rows of each sorted run of a file from `Runs`."""
+        ends: list[int] = self.note["runs"]
+        return (slice(begin, end) for begin, end in pairwise((0, *ends)))
+
     def drop_pages(self) -> None:
         """Release the touched pages from the process's memory; the kernel may keep them in its cache."""
         self._mapped.madvise(mmap.MADV_DONTNEED)
+
+
+class SortedRun(Mapping[str, Column]):
+    """The columns of pieces in one order, and `added` ones; each is made when it is asked for."""
+
+    def __init__(self, pieces: Sequence[Mapping[str, Column]], order: Order, added: Added) -> None:
+        self._pieces, self._added = pieces, added
+        self._order: Column | None = None
+        self._order = order(self)
+
+    def __getitem__(self, name: str) -> Column:
+        if name in self._added:
+            return self._added[name](self)
+        column = np.concatenate([piece[name] for piece in self._pieces])
+        return column if self._order is None else column[self._order]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self._pieces[0], self._added)
+
+    def __len__(self) -> int:
+        return len(self._pieces[0]) + len(self._added)
+
+
+class Runs:
+    """Puts pieces of columns, of at most RUN_ROWS rows each, into sorted runs, which are pieces for `write`. `ends` are
+    the ends of the runs, for the note."""
+
+    def __init__(self, pieces: Iterable[Mapping[str, Column]], order: Order, added: Added = NOTHING) -> None:
+        """`order` returns the indices that sort an unsorted run. `added` columns are functions of a sorted run."""
+        self.ends: list[int] = []
+        self._pieces = pieces
+        self._order, self._added = order, added
+
+    def __iter__(self) -> Iterator[SortedRun]:
+        waiting: list[Mapping[str, Column]] = []
+        rows = 0
+        for piece in self._pieces:
+            new = len(next(iter(piece.values())))
+            if rows + new > RUN_ROWS and rows:
+                yield self._run(waiting, rows)
+                waiting, rows = [], 0
+            waiting.append(piece)
+            rows += new
+        if rows:
+            yield self._run(waiting, rows)
+
+    def _run(self, pieces: Sequence[Mapping[str, Column]], rows: int) -> SortedRun:
+        self.ends.append(sum(self.ends[-1:]) + rows)
+        return SortedRun(pieces, self._order, self._added)
 
 
 def write(
@@ -81,11 +144,13 @@ def write(
         try:
             _put(descriptor, MAGIC, 0)
             for piece in pieces:
+                new = 0
                 for name, dtype in schema.items():
-                    data = np.ascontiguousarray(piece[name], dtype=dtype).tobytes()
+                    column = np.ascontiguousarray(piece[name], dtype=dtype)
+                    new, data = len(column), column.data.cast("B")
                     crc[name] = zlib.crc32(data, crc[name])
-                    _put(descriptor, data, offsets[name] + rows * np.dtype(dtype).itemsize)
-                rows += len(piece[next(iter(schema))])
+                    _put(descriptor, data, offsets[name] + rows * column.itemsize)
+                rows += new
             columns = [[name, dtype, offsets[name], crc[name]] for name, dtype in schema.items()]
             footer = json.dumps({"rows": rows, "columns": columns, "note": note()}, separators=(",", ":")).encode()
             lengths = len(footer).to_bytes(4, "little") + zlib.crc32(footer).to_bytes(4, "little")
@@ -95,7 +160,7 @@ def write(
     files.publish(path)
 
 
-def _put(descriptor: int, data: bytes, offset: int) -> None:
+def _put(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -126,10 +191,12 @@ def read(path: Path) -> ColumnFile:
 
 def derived(path: Path, segment_crc: int, wrap: Callable[[ColumnFile], T], make: Callable[[], None]) -> T:
     """The result of `wrap` for a file that is derived from a segment. `make` makes the file again if it is missing,
-    damaged, or not of the segment whose footer has this CRC. Raises Corrupt (of the segment), DiskFull, DiskFailure."""
+    damaged, or not of the segment whose footer has this CRC. Notes of earlier versions, whose files are one sorted run,
+    have `segment_crc`: neither version takes a file of the other. Raises Corrupt (of the segment), DiskFull,
+    DiskFailure."""
     try:
         file = read(path)
-        if file.note["segment_crc"] == segment_crc:
+        if file.note["of_segment"] == segment_crc:
             return wrap(file)
     except (Corrupt, LookupError, TypeError, ValueError):
         files.remove(path)

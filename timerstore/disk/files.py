@@ -107,9 +107,11 @@ def writing(path: Path) -> Iterator[Path]:
     temporary = temporary_of(path)
     try:
         yield temporary
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
+        if not isinstance(error, OSError):
+            raise
         if error.errno in FULL:
             raise DiskFull(
                 f"no room to write {path.name} in {path.parent}",

@@ -2,13 +2,13 @@
 
 Opening and planning need only the footer, and no scan: it has the owner of the rows, the ranges of offsets and of
 positions, a histogram of slots, counts by target, and a fence for each row group (its first position, its rows, its
-bytes in memory). Any Parquet tool can read a segment. Beside it there is an origin index (origin_index.py) and, if it
-has timers with ids, an id index (id_index.py).
+bytes in memory). Of the histogram an open segment keeps the stretches of slots with rows (stretches.py). Any Parquet
+tool can read a segment. Beside it there is an origin index (origin_index.py) and, if it has timers with ids, an id
+index (id_index.py).
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -30,6 +29,8 @@ from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt, DiskFull
 from timerstore.log import origin_index
 from timerstore.log.origin_index import OriginIndex
+from timerstore.log.packed import SlotCounts, pack_numbers, pieces_of_packed, unpack_numbers
+from timerstore.log.stretches import Stretches
 from timerstore.memory.chunks import ROW_REFERENCE_BYTES, materialize
 from timerstore.memory.pending import SLOT_MS, Tally, count_in, count_labels, labels
 from timerstore.memory.sorted_runs import RowRefs
@@ -44,8 +45,7 @@ ROW_GROUP_ROWS = 16_384
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
     """An open segment. `fences` (first positions) and the `group_*` vectors have one element for each row group;
-    `timers` is a histogram of all rows by slot, with counts by target. `ids` is its id index, `origins` its origin
-    index."""
+    `stretches` are those of slots with rows. `ids` is its id index, `origins` its origin index."""
 
     path: Path
     named: NamedFile
@@ -59,7 +59,7 @@ class Segment:
     """The smallest offset."""
     end: int
     """The largest offset + 1."""
-    timers: Tally
+    stretches: Stretches
     ids: SegmentIds | None
     origins: OriginIndex
 
@@ -77,9 +77,8 @@ class Segment:
         return groups
 
     def groups_between(self, lower: Position, upper: Position) -> Bools:
-        """Mask of the row groups that may have rows in (lower, upper]; no group if the histogram is empty there."""
-        slots = slice(*np.searchsorted(self.timers.slots, [lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS + 1]))
-        if not self.timers.counts[slots].any():
+        """Mask of the row groups that may have rows in (lower, upper]; no group if no stretch reaches into it."""
+        if not self.stretches.meet(lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS):
             return np.zeros(len(self.fences), dtype=np.bool_)
         return self.fences.at_or_below(upper) & ~self.lasts().at_or_below(lower)
 
@@ -121,12 +120,21 @@ def read(path: Path, identity: Identity, expected: NamedFile | None = None) -> S
         size, crc = path.stat().st_size, _footer_crc(path)
         if expected is not None and (size, crc) != (expected.bytes, expected.crc):
             raise Corrupt(f"{path.name} is not the file that the checkpoint names (size or checksum)", path=str(path))
-        metadata = pq.read_metadata(path).metadata or {}
-        footer = json.loads(metadata[METADATA_KEY])
+        footer = _read_footer(path)
         owner = footer["version"], footer["cluster_id"], footer["log_id"]
         if owner != (FORMAT_VERSION, identity.cluster_id, identity.log_id):
             raise Corrupt(f"{path.name} is of another format version, cluster or log", path=str(path))
         return _from_footer(path, NamedFile(name=path.name, bytes=size, crc=crc), footer)
+
+
+def read_counts(segment: Segment) -> Iterator[Tally]:
+    """A histogram of all its rows by slot, with counts by target, from the footer, in pieces of bounded size. Raises
+    Corrupt, DiskFailure."""
+    with files.reading(segment.path, pa.ArrowException, zlib.error):
+        footer = _read_footer(segment.path)
+        pieces = (pieces_of_packed(footer[name]) for name in ("slots", "counts"))
+        for slots, counts in zip(*pieces, strict=True):
+            yield Tally(slots=slots, counts=counts, targets=footer.pop("targets", {}))
 
 
 def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -189,7 +197,7 @@ class SegmentWriter:
         self._identity = identity
         self._parquet: pq.ParquetWriter | None = None
         self._groups: list[tuple[int, int, int, int]] = []
-        self._slots: list[tuple[Int64s, Int64s]] = []
+        self._slots = SlotCounts()
         self._targets: dict[str, int] = {}
         self._ids = 0
         self._offsets: list[tuple[int, int]] = []
@@ -245,7 +253,7 @@ class SegmentWriter:
         offset, at = rows.offset, rows.at
         size = payload.nbytes + len(rows) * ROW_REFERENCE_BYTES
         self._groups.append((int(at[0]), int(offset[0]), len(rows), size))
-        self._slots.append(np.unique(at // SLOT_MS, return_counts=True))
+        self._slots.add(at // SLOT_MS)
         for name, count in count_labels(labels(payload)).items():
             count_in(self._targets, name, count)
         self._ids += pc.sum(timers_with_ids(payload.column("kind"), payload.column("id"))).as_py()
@@ -253,9 +261,7 @@ class SegmentWriter:
         self._last = int(at[-1]), int(offset[-1])
 
     def _footer(self) -> dict[str, Any]:
-        slots, inverse = np.unique(np.concatenate([s for s, _ in self._slots]), return_inverse=True)
-        counts = np.zeros(len(slots), dtype=np.int64)
-        np.add.at(counts, inverse, np.concatenate([c for _, c in self._slots]))
+        slots, counts = self._slots.texts()
         at, offset, rows, size = np.array(self._groups, dtype=np.int64).T
         return {
             "version": FORMAT_VERSION,
@@ -264,21 +270,21 @@ class SegmentWriter:
             "rows": int(rows.sum()),
             "offsets": [min(low for low, _ in self._offsets), max(high for _, high in self._offsets)],
             "last": self._last,
-            "slots": _pack_vector(slots),
-            "counts": _pack_vector(counts),
+            "slots": slots,
+            "counts": counts,
             "targets": self._targets,
             "ids": self._ids,
             "groups": {
-                "at": _pack_vector(at),
-                "offset": _pack_vector(offset),
-                "rows": _pack_vector(rows),
-                "bytes": _pack_vector(size),
+                "at": pack_numbers(at),
+                "offset": pack_numbers(offset),
+                "rows": pack_numbers(rows),
+                "bytes": pack_numbers(size),
             },
         }
 
 
 def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any]) -> Segment:
-    groups = {name: _unpack_vector(text) for name, text in footer["groups"].items()}
+    groups = {name: unpack_numbers(text) for name, text in footer["groups"].items()}
     begin, largest = footer["offsets"]
     return Segment(
         path=path,
@@ -291,12 +297,15 @@ def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any]) -> Segmen
         last=Position(*footer["last"]),
         begin=begin,
         end=largest + 1,
-        ids=id_index.open_or_make(path, named.crc) if footer["ids"] else None,
-        origins=origin_index.open_or_make(path, named.crc),
-        timers=Tally(
-            slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]
-        ),
+        ids=id_index.open_or_make(path, named.crc, footer["ids"]) if footer["ids"] else None,
+        origins=origin_index.open_or_make(path, named.crc, footer["rows"]),
+        stretches=Stretches.of(pieces_of_packed(footer["slots"])),
     )
+
+
+def _read_footer(path: Path) -> dict[str, Any]:
+    footer: dict[str, Any] = json.loads((pq.read_metadata(path).metadata or {})[METADATA_KEY])
+    return footer
 
 
 def _footer_crc(path: Path) -> int:
@@ -310,11 +319,3 @@ def _footer_crc(path: Path) -> int:
             raise Corrupt(f"{path.name} has no Parquet footer", path=str(path))
         file.seek(-8 - length, 2)
         return zlib.crc32(file.read())
-
-
-def _pack_vector(vector: npt.NDArray[Any]) -> str:
-    return base64.b64encode(zlib.compress(np.ascontiguousarray(vector, dtype="<i8").tobytes(), 1)).decode()
-
-
-def _unpack_vector(text: str) -> Int64s:
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<i8").astype(np.int64)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from timerstore.log.segment import Segment, read_rows
+from timerstore.log.segment import Segment, SegmentReader
 from timerstore.memory.sorted_runs import select
 from timerstore.rows.entry import ENTRY
 from timerstore.rows.position import Bools, Position, Positions, Progress, order_by_position
@@ -94,13 +94,16 @@ def read_window(window: Window) -> pa.Table:
     """The rows of a window as `entry.ENTRY`, in no order. Raises Corrupt, DiskFailure.
 
     It reads only row groups that may have rows in the window, one at a time, so that memory holds rows outside the
-    window of one row group only.
+    window of one row group only; and of a row group without a row in the window, only the positions.
     """
     tables = [ENTRY.empty_table()]
     for segment in window.segments:
-        for group in np.flatnonzero(segment.groups_between(window.lower, window.upper)).tolist():
-            table = read_rows(segment, [group])
-            rows = select(table)
-            inside = rows.row[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
-            tables.append((table if len(inside) == len(table) else table.take(pa.array(inside))).cast(ENTRY))
+        groups = np.flatnonzero(segment.groups_between(window.lower, window.upper)).tolist()
+        with SegmentReader(segment) as reader:
+            for group in groups:
+                rows = select(reader.read(group, ("offset", "at")))
+                inside = rows.row[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
+                if len(inside):
+                    table = reader.read(group, ENTRY.names)
+                    tables.append((table if len(inside) == len(table) else table.take(pa.array(inside))).cast(ENTRY))
     return pa.concat_tables(tables)

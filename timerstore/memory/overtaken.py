@@ -10,6 +10,7 @@ import numpy as np
 
 from timerstore.memory.chunks import Chunks
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
+from timerstore.rows.position import OFFSET_MAX
 
 
 class Overtaken:
@@ -31,22 +32,22 @@ class Overtaken:
             both = concat([self._rows, rows])
             self._rows = both[np.argsort(both.offset, kind="stable")]
 
-    def count_due(self, now_ms: int) -> int:
-        """The number of rows in front of the first one that is not due."""
+    def count_due(self, now_ms: int, below: int = OFFSET_MAX) -> int:
+        """The number of rows in front of the first one that is not due, or not `below` an offset."""
         if not len(self):
             return 0
         early = np.flatnonzero(self._rows.at > now_ms)
         # A replace may be two rows of one offset, a cancel and the timer: O passes both or none.
-        return int(np.searchsorted(self._rows.offset, self._rows.offset[early[0]])) if len(early) else len(self)
+        return int(np.searchsorted(self._rows.offset, min([below, *self._rows.offset[early[:1]].tolist()])))
 
-    def take(self, now_ms: int, limit: int) -> RowRefs:
+    def take(self, now_ms: int, limit: int, below: int = OFFSET_MAX) -> RowRefs:
         """Remove and return due rows in order of offset, of at most `limit` offsets, up to the first one that is not
-        due."""
+        due, or not `below` an offset."""
         if not len(self._rows) or limit <= 0:
             return EMPTY
         offset = self._rows.offset
         nth = np.cumsum(offset[1:] != offset[:-1])
-        end = min(self.count_due(now_ms), 1 + int(np.searchsorted(nth, limit)))
+        end = min(self.count_due(now_ms, below), 1 + int(np.searchsorted(nth, limit)))
         taken, self._rows = self._rows[:end], self._rows[end:]
         self.bytes -= self._chunks.bytes_of(taken.chunk)
         return taken

@@ -10,10 +10,8 @@ cancel is read (cancels.py), nowhere else; after a restart they are counted from
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -25,10 +23,10 @@ from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s
 
 SLOT_MS = 10_000
-PAGE_SLOTS = 8_640
-"""A day of slots: 35 KB a page, 126 MB with an entry on every day of ten years."""
-DAY_MS = SLOT_MS * PAGE_SLOTS
-SPAN_SLOTS = 11 * 366 * PAGE_SLOTS
+DAY_MS = 86_400_000
+SPAN_SLOTS = 11 * 366 * DAY_MS // SLOT_MS
+CHANGES_MIN = 4_096
+BLOCK_SLOTS = 4_096
 TARGETS_MAX = 1_000
 OTHER_TARGETS = "(other)"
 RECURS = "*"
@@ -105,62 +103,109 @@ def label_of(name: str, known: Mapping[str, int]) -> str:
     return name if not name or name in known or len(known) < TARGETS_MAX else OTHER_TARGETS
 
 
+_NONE: Final = np.empty(0, np.int32)
+
+
 class PendingHistogram:
     """Pending timers counted by slots of ten seconds, for gauges. (`TimerWheel` has the next due time.)
 
-    The slots are absolute, in pages of a day that exist only while they count something: days without timers take no
-    memory, and one cumulative sum answers every question for a number until a time. A producer may choose any time. All
-    times before `since_ms` share a slot, and so do those more than eleven years later: a timer is counted out of the
-    slot that it was counted into, at any time of the clock.
+    Only used slots are held, 8 bytes for each, in order; new ones wait beside them until they are many. So memory is
+    bounded by the number of timers, however far apart they are. A producer may choose any time. All times before
+    `since_ms` share a slot, and so do those more than eleven years later: a timer is counted out of the slot that it
+    was counted into, at any time of the clock.
     """
 
     def __init__(self, since_ms: int) -> None:
         self._first_slot = since_ms // SLOT_MS - 1
-        self._pages: dict[int, npt.NDArray[np.int32]] = {}
-        self._page_total: dict[int, int] = {}
+        self._total = 0
+        self._slots = self._counts = _NONE
+        self._blocks = np.zeros(1, np.int64)
+        """The sums of each BLOCK_SLOTS of `_counts`."""
+        self._new: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]] = []
+        """Slots that are not in `_slots`, and counts."""
+        self._is_in_order = False
+        """Whether the new slots are, each once."""
+        self._changes = 0
+        """New slots, and decrements, since the last merge."""
 
     def __len__(self) -> int:
-        return sum(self._page_total.values())
+        return self._total
+
+    @property
+    def slots(self) -> int:
+        """The number of slots in memory."""
+        return len(self._slots) + sum(len(slots) for slots, _ in self._new)
 
     def add_slots(self, slots: Int64s, counts: Int64s) -> None:
         """Add `counts`, which may be negative, to absolute `slots`, as in a segment's histogram."""
-        slots = np.clip(slots, self._first_slot, self._first_slot + SPAN_SLOTS)
-        pages = slots // PAGE_SLOTS
-        for page in np.unique(pages).tolist():
-            mask = pages == page
-            self._add_page(page, slots[mask] - page * PAGE_SLOTS, counts[mask])
+        narrow, added = self._within(slots), counts.astype(np.int32)
+        places = np.searchsorted(self._slots, narrow)
+        is_new = places == len(self._slots)
+        is_new[~is_new] = self._slots[places[~is_new]] != narrow[~is_new]
+        places, known = places[~is_new], added[~is_new]
+        np.add.at(self._counts, places, known)  # a slot may occur twice: see the class
+        np.add.at(self._blocks, places // BLOCK_SLOTS, known)
+        if is_new.any():
+            self._new.append((narrow[is_new], added[is_new]))
+            self._is_in_order = False
+        self._total += int(counts.sum())
+        self._changes += int(np.count_nonzero(is_new | (added < 0)))
+        if self._total == 0 or self._changes > max(CHANGES_MIN, len(self._slots) // 8):
+            self._merge()
 
     def until(self, *times_ms: int) -> tuple[int, ...]:
         """The number of pending entries before each time: of earlier slots, and a share of its own slot."""
-        days = sorted(self._pages)
-        totals = [0, *accumulate(self._page_total[day] for day in days)]
-        return tuple(totals[bisect_left(days, ms // DAY_MS)] + self._within_day(ms) for ms in times_ms)
-
-    def _within_day(self, time_ms: int) -> int:
-        slot, rest = divmod(time_ms, SLOT_MS)
-        page, index = divmod(slot, PAGE_SLOTS)
-        counts = self._pages.get(page)
-        return 0 if counts is None else int(counts[:index].sum()) + int(counts[index]) * rest // SLOT_MS
+        new, counts = self._new_slots()
+        sums = np.cumsum(np.append(np.int64(0), counts))
+        edges = self._within(np.array([ms // SLOT_MS for ms in times_ms], dtype=np.int64), beyond=1)
+        results = []
+        for edge, at, later, ms in zip(
+            edges, np.searchsorted(self._slots, edges), np.searchsorted(new, edges), times_ms, strict=True
+        ):
+            block = at // BLOCK_SLOTS
+            earlier = self._blocks[:block].sum() + self._counts[block * BLOCK_SLOTS : at].sum() + sums[later]
+            own = self._counts[at : at + 1][self._slots[at : at + 1] == edge].sum()
+            own += counts[later : later + 1][new[later : later + 1] == edge].sum()
+            results.append(int(earlier) + int(own) * (ms % SLOT_MS) // SLOT_MS)
+        return tuple(results)
 
     def first_ms(self, after_ms: int) -> int | None:
         """The last millisecond of the first slot with pending entries, from that of `after_ms` on, or None."""
-        first = after_ms // SLOT_MS
-        for page in sorted(page for page in self._pages if page >= first // PAGE_SLOTS):
-            pending = np.flatnonzero(self._pages[page] > 0) + page * PAGE_SLOTS
-            pending = pending[pending >= first]
-            if len(pending):
-                return (int(pending[0]) + 1) * SLOT_MS - 1
-        return None
+        new, counts = self._new_slots()
+        first = self._within(np.array([after_ms // SLOT_MS], dtype=np.int64), beyond=1)
+        slots = new[(counts > 0) & (new >= first)][:1].tolist()
+        begin = int(np.searchsorted(self._slots, first)[0])
+        block = begin // BLOCK_SLOTS
+        for each in [block, *(np.flatnonzero(self._blocks[block + 1 :] > 0)[:1] + block + 1).tolist()]:
+            part = slice(max(begin, each * BLOCK_SLOTS), (each + 1) * BLOCK_SLOTS)
+            slots += self._slots[part][self._counts[part] > 0][:1].tolist()
+        return (min(slots) + 1) * SLOT_MS - 1 if slots else None
 
-    def _add_page(self, page: int, index: Int64s, counts: Int64s) -> None:
-        slots = self._pages.get(page)
-        if slots is None:
-            slots = self._pages[page] = np.zeros(PAGE_SLOTS, dtype=np.int32)
-            self._page_total[page] = 0
-        np.add.at(slots, index, counts.astype(np.int32))  # an index may occur twice: see the class
-        self._page_total[page] += int(counts.sum())
-        if self._page_total[page] == 0 and not slots.any():
-            del self._pages[page], self._page_total[page]
+    def _within(self, slots: Int64s, beyond: int = 0) -> npt.NDArray[np.int32]:
+        least, most = self._first_slot - beyond, self._first_slot + SPAN_SLOTS + beyond
+        return np.clip(slots, least, most).astype(np.int32)
+
+    def _new_slots(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The new slots in order, each once."""
+        if len(self._new) != 1 or not self._is_in_order:
+            slots, inverse = np.unique(np.concatenate([_NONE, *(slots for slots, _ in self._new)]), return_inverse=True)
+            counts = np.zeros(len(slots), np.int32)
+            np.add.at(counts, inverse, np.concatenate([_NONE, *(counts for _, counts in self._new)]))
+            self._new, self._is_in_order = [(slots, counts)], True
+        return self._new[0]
+
+    def _merge(self) -> None:
+        """Put the new slots in their places, and drop those without a count."""
+        new, counts = self._new_slots()
+        at = np.searchsorted(self._slots, new)
+        self._slots, self._counts = np.insert(self._slots, at, new), np.insert(self._counts, at, counts)
+        used = self._counts != 0
+        if not used.all():
+            self._slots, self._counts = self._slots[used], self._counts[used]
+        self._blocks = np.zeros(len(self._counts) // BLOCK_SLOTS + 1, np.int64)
+        starts = np.arange(0, len(self._counts), BLOCK_SLOTS)
+        self._blocks[: len(starts)] = np.add.reduceat(self._counts, starts, dtype=np.int64) if len(starts) else 0
+        self._new, self._is_in_order, self._changes = [], False, 0
 
 
 UNCOUNTED_PIECES: Final = 64

@@ -14,7 +14,7 @@ import pyarrow as pa
 from timerstore.cancels.cancels import PendingOf
 from timerstore.cancels.digests import ORIGIN, keys_of
 from timerstore.cancels.effects import TooLarge
-from timerstore.cancels.id_index import Timers, concat_timers, no_timers, timers_of
+from timerstore.cancels.id_index import Timers, no_timers, timers_of
 from timerstore.log.segment import Segment, SegmentReader
 from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import Tally, labels
@@ -58,14 +58,19 @@ def uncopyable_of(state: StoreState, origins: Int64s) -> Int64s:
     return offsets
 
 
-def covered_in(state: StoreState, segment: Segment, finished: Callable[[Positions], Bools] | None = None) -> Tally:
-    """Counts of a segment's unfinished timers that tombstones cover. `finished` returns the mask of finished positions
-    (None: by the store's own state). Raises Corrupt, DiskFailure."""
-    parts = [no_timers()] if segment.ids is None else [state.cancels.covered_by_id(segment.ids)]
+def covered_in(
+    state: StoreState, segment: Segment, finished: Callable[[Positions], Bools] | None = None
+) -> Iterator[Tally]:
+    """Counts of a segment's unfinished timers that tombstones cover, part by part, each timer once. `finished` returns
+    the mask of finished positions (None: by the store's own state). Raises Corrupt, DiskFailure."""
+    finished = finished or state.finished
+    if segment.ids is not None:
+        for timers in state.cancels.covered_by_id(segment.ids):
+            yield state.cancels.tally_unfinished(timers, finished)
     if len(origins := state.cancels.named_origins()):
         for rows, table in _in_segment(segment, origins, COLUMNS):
-            parts.append(_timers(*_where(rows, table, _covered(state, rows, table))))
-    return state.cancels.tally_once(concat_timers(parts), finished or state.finished)
+            mask = _covered(state, rows, table) & ~_covered(state, rows, table, by_id=True)
+            yield state.cancels.tally_unfinished(_timers(*_where(rows, table, mask)), finished)
 
 
 def _in_snapshot(
@@ -123,14 +128,16 @@ def _where(rows: RowRefs, table: pa.Table, mask: Bools) -> tuple[RowRefs, pa.Tab
     return rows[mask], table.filter(pa.array(mask))
 
 
-def _covered(state: StoreState, rows: RowRefs, table: pa.Table) -> Bools:
+def _covered(state: StoreState, rows: RowRefs, table: pa.Table, *, by_id: bool = False) -> Bools:
+    """Mask of the rows that tombstones cover, or only those of their ids."""
     none: Bools = np.zeros(len(rows), dtype=np.bool_)
     if not len(rows):
         return none
     payload = table.select(["kind", "id", "origin"]).combine_chunks().to_batches()[0]
+    cancels = state.cancels
     with state.lock:
-        lookup = state.cancels.tombstones.lookup()
-    covered = state.cancels.covered(lookup, rows.offset, payload)
+        lookup = cancels.tombstones.lookup()
+    covered = cancels.covered_ids(lookup, payload) if by_id else cancels.covered(lookup, rows.offset, payload)
     return none if covered is None else covered
 
 

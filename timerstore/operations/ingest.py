@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels.cancels import Judged, Known
@@ -17,11 +18,10 @@ from timerstore.cancels.id_index import Timers
 from timerstore.errors import Closed, Misuse
 from timerstore.memory.batch import LogPart, MergedBatch, RowBatch
 from timerstore.memory.ready import plain
-from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.by_origin import pending_of, rows_of, uncopyable_of
 from timerstore.operations.state import Change, StoreState
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import AT_MAX, Bools, Int64s, search
+from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Bools, Int64s, search
 
 UNBOUNDED: Final = sys.maxsize
 
@@ -74,7 +74,9 @@ class StoreIngest:
         self._one_at_a_time.release()
         near = 0
         if part is not None:
-            if part.low < resident.end or part.high >= end or not (resident.ready.is_merged and state.is_caught_up()):
+            if part.low < resident.end or part.high >= end or state.is_unread():
+                return None
+            if not (resident.ready.is_merged and state.is_caught_up()):
                 return None
             passed, frontier = resident.passed, resident.frontier
             if part.first <= (passed.at_ms, passed.offset):
@@ -109,14 +111,14 @@ class StoreIngest:
             if batch.is_plain:
                 # No row above the committed O is finished.
                 new = batch if state.is_caught_up() else batch.where(~resident.finished(batch.rows))
-                self._place(batch, new, end)
+                self._place(batch, new, end, now_ms)
                 return len(batch)
             # This stays true until the rows are placed: only ingested rows can become finished.
             unfinished = ~resident.finished(batch.rows)
         # Cancels are looked up without the lock, so that delivery goes on.
         judged, effects = self._judge(batch, unfinished, now_ms, room_bytes)
         covered = None if judged is None else judged.covered[unfinished]
-        self._place(batch, batch.where(unfinished), end, judged, covered, effects)
+        self._place(batch, batch.where(unfinished), end, now_ms, judged, covered, effects)
         return len(batch)
 
     def _place(
@@ -124,6 +126,7 @@ class StoreIngest:
         batch: RowBatch,
         new: RowBatch,
         end: int,
+        now_ms: int,
         judged: Judged | None = None,
         covered: Bools | None = None,
         effects: Sequence[Effect] = (),
@@ -132,7 +135,7 @@ class StoreIngest:
         counted."""
         state, resident, new = self._state, self._state.resident, new.owned()
         with self._changing:
-            nearest_ms = resident.ready.nearest_ms()
+            nearest_ms, was_unread = resident.ready.nearest_ms(), state.is_unread()
             resident.end = end
             resident.take_in(new)
             state.pending.add_rows(new.rows.at, new.payload, covered)
@@ -140,10 +143,17 @@ class StoreIngest:
             if judged is not None:
                 self._cancel(judged)
             if not batch.is_plain:
-                read = state.commands.in_transit.remove(_copied(batch.rows, batch.payload))
+                copies = _copies(batch)
+                origin = batch.payload.column("origin").to_numpy()[copies]
+                read = state.commands.in_transit.remove(origin)
                 if state.loan is not None:
                     state.loan.copies_read.append(read)
-                state.commands.take_in(effects, resident.finished, is_unread=state.is_unread())
+                state.commands.take_in(effects, resident.finished, now_ms, is_unread=state.is_unread())
+                if len(copies) and state.commands.effects:
+                    ids = batch.payload.column("id").take(pa.array(copies))
+                    state.commands.note_read(batch.rows.offset[copies], origin, ids)
+            if was_unread:
+                state.commands.give_up()
             first_ms = int(new.rows.at[0]) if len(new) else AT_MAX
             is_nearer = first_ms <= resident.frontier.at_ms and (nearest_ms is None or first_ms < nearest_ms)
             if is_nearer or len(resident.overtaken) or state.needs_offset_commit():
@@ -171,8 +181,9 @@ class StoreIngest:
         """Move the next expected offset to `end`, without rows."""
         state = self._state
         with self._changing:
+            waits = state.waiting_offset() < OFFSET_MAX
             state.resident.end = max(state.resident.end, end)
-            if state.needs_offset_commit():
+            if waits or state.needs_offset_commit():
                 state.wake()
         return 0
 
@@ -180,18 +191,26 @@ class StoreIngest:
         """Whether a batch may come in. A flush or a delivery makes room; if neither is possible, the batch need not
         wait.
 
-        (Delivery waits until ingest has caught up with the committed O: before, only a flush can make room.)
+        (Delivery waits until ingest has caught up with the committed O: before, only a flush can make room.) Where a
+        commit and a flush make none, commands by id wait no longer: the copies for which they wait could not come in.
         """
         state = self._state
         with state.lock:
-            budgets, resident = state.budgets, state.resident
-            if not budgets.tombstones.has_room(state):
-                return False
-            if not budgets.waiting.has_room(state) and state.is_caught_up():
-                return False
-            return budgets.memtable.has_room(state) or not (
-                state.is_caught_up() or resident.covered() > resident.stored
-            )
+            if self._has_room():
+                return True
+            can_flush = state.budgets.waiting.has_room(state) and state.resident.reachable() > state.resident.stored
+            if state.waiting_offset() < OFFSET_MAX and not can_flush:
+                state.commands.wait_until_ms = AT_MIN
+                state.wake()
+            return False
+
+    def _has_room(self) -> bool:
+        state, budgets, resident = self._state, self._state.budgets, self._state.resident
+        if not budgets.tombstones.has_room(state):
+            return False
+        if not budgets.waiting.has_room(state) and state.is_caught_up():
+            return False
+        return budgets.memtable.has_room(state) or not (state.is_caught_up() or resident.covered() > resident.stored)
 
     def _cancel(self, judged: Judged) -> None:
         """Add tombstones; the timers that they cover leave the counts."""
@@ -226,9 +245,8 @@ def _is_over(state: StoreState, known: Known, timers: Timers) -> Bools:
     return state.finished(timers) | state.cancels.are_covered(known.lookup, timers)
 
 
-def _copied(fresh: RowRefs, payload: pa.RecordBatch) -> Int64s:
-    """The origins of the copies among these rows."""
-    origin = payload.column("origin").to_numpy()[fresh.row]
-    is_copy = (payload.column("kind").to_numpy()[fresh.row] == Kind.TIMER) & (origin != fresh.offset)
-    copied: Int64s = origin[is_copy]
-    return copied
+def _copies(batch: RowBatch) -> Int64s:
+    """The rows of a batch that are copies."""
+    kind, origin = (batch.payload.column(name).to_numpy() for name in ("kind", "origin"))
+    found: Int64s = np.flatnonzero((kind == Kind.TIMER) & (origin != batch.rows.offset))
+    return found

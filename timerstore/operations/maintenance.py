@@ -220,8 +220,8 @@ class Maintenance:
         # A count takes long, so the next one comes after further cancels of an eighth of the segment's rows.
         cancelled, counted = state.cancels.cancelled, self._covered.get(each.named.name)
         if counted is None or cancelled - counted[0] > each.rows // 8:
-            covered = covered_in(state, each)
-            counted = self._covered[each.named.name] = (cancelled, int(covered.counts.sum()))
+            covered = sum(int(part.counts.sum()) for part in covered_in(state, each))
+            counted = self._covered[each.named.name] = (cancelled, covered)
         return min(each.rows, passed + counted[1])
 
     def _replace(self, old: Sequence[Segment], new: Segment | None, now_ms: int) -> None:

@@ -262,7 +262,8 @@ def _restore(
         state.timerlog.add(file)
         for part in _count_pending(file, state):
             state.pending.add_counted(part)
-        state.pending.remove_counted(covered_in(state, file))
+        for part in covered_in(state, file):
+            state.pending.remove_counted(part)
         progress(len(kept), len(kept))
     return state
 
@@ -306,7 +307,7 @@ def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> t
 def _count_pending(opened: Segment, state: StoreState) -> Iterable[Tally]:
     """Counts of a segment's pending rows: from its footer if all are pending, else from its rows."""
     committed = state.resident.committed
-    return [opened.timers] if opened.first > committed.highest else _count_unfinished(opened, committed)
+    return segment.read_counts(opened) if opened.first > committed.highest else _count_unfinished(opened, committed)
 
 
 def _count_unfinished(opened: Segment, committed: Progress) -> Iterator[Tally]:

@@ -32,7 +32,7 @@ from timerstore.memory.memory import Memory
 from timerstore.memory.pending import Pending, Tally
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
-from timerstore.rows.position import AT_MIN, Bools, Int64s, Position, Positions, Progress
+from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position, Positions, Progress
 
 FLUSH_PART: Final = 2 / 3
 """The used part of a memtable's allowance at which a flush is due."""
@@ -176,6 +176,11 @@ class StoreState:
         """Whether copies of an earlier process may be unread; the caller holds the lock."""
         inherited = self.cancels.inherited
         return inherited is None or self.resident.end < inherited
+
+    def waiting_offset(self) -> int:
+        """The offset of the first command by id that waits for unread copies: it is not delivered yet, nor is a row
+        behind it. OFFSET_MAX: none waits. The caller holds the lock."""
+        return self.commands.waiting_offset() if self.is_unread() else OFFSET_MAX
 
     def changing(self) -> Change:
         """A context that holds the lock for a change. After a failed change it raises Inconsistent."""

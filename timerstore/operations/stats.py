@@ -118,11 +118,12 @@ def _waits_since_ms(state: StoreState, rows: RowRefs) -> int:
 
 def _stored_since_ms(state: StoreState) -> int:
     """The time (ms) from which rows beyond the frontier wait: the later one of the first counted pending timer there,
-    and of the end of the first slot in a segment; AT_MAX if one is missing."""
+    and of the end of the first slot in a stretch of a segment; AT_MAX if one is missing. (A slot without a row, in a
+    closed gap, counts a row too early only if a row in memory is counted there, whose own time is the earlier one.)"""
     after_ms = state.resident.frontier.at_ms
     counted_ms = state.pending.histogram.first_ms(after_ms)
-    stored = [each.timers.slots[each.timers.slots >= after_ms // SLOT_MS] for each in state.timerlog]
-    slots = [int(found[0]) for found in stored if len(found)]
+    found = [each.stretches.first_from(after_ms // SLOT_MS) for each in state.timerlog]
+    slots = [slot for slot in found if slot is not None]
     return AT_MAX if counted_ms is None or not slots else max(counted_ms, (min(slots) + 1) * SLOT_MS - 1)
 
 

@@ -51,8 +51,10 @@ class TimerWheel:
         """See `TimerStore.next_due_ms`."""
         resident = self._state.resident
         with self._state.lock:
-            own_ms, late_ms = resident.ready.first_own_ms(), resident.overtaken.first_at_ms()
-        return own_ms if late_ms is None else late_ms if own_ms is None else min(own_ms, late_ms)
+            waits = (resident.overtaken.first_offset() or 0) >= self._state.waiting_offset()
+            overtaken_ms = self._state.commands.wait_until_ms if waits else resident.overtaken.first_at_ms()
+            candidates = (resident.ready.first_own_ms(), overtaken_ms)
+            return min((at for at in candidates if at is not None), default=None)
 
     def is_behind(self, now_ms: int) -> bool:
         """Whether the frontier is near enough to load the next window."""

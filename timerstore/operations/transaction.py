@@ -13,7 +13,7 @@ The store keeps every row until `acknowledge`; `rollback` makes all of them pend
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import starmap
@@ -26,7 +26,6 @@ from timerstore.cancels.commands import (
     Decided,
     Decision,
     Effect,
-    Id,
     InTransit,
     named_among,
     of_all,
@@ -48,9 +47,9 @@ from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position
 CANCELLED_TAKES_MAX = 16
 """Limit of successive takes with cancelled rows only; the transaction then ends early."""
 
-NAMED_MAX = 1_000
-"""Commands by origin that commands by id write in one transaction. Above this number, later commands of an id wait for
-them. (Moves would not have to wait for their order: of moves by origin that wait together, the last one acts.)"""
+COVERED_MAX = 10_000
+"""Limit of messages that commands by id cover in one transaction, with repetitions; the first one of each id has no
+limit."""
 
 NONE: Mapping[int, int] = {}
 
@@ -92,16 +91,10 @@ class Transaction:
         """Offsets of the rows, handed out or moved, that leave as copies."""
         self._acted = self._loan.acted
         """Offsets of the rows on which commands of this transaction act."""
-        self._acted_ids: set[Id] = set()
-        """Ids whose later commands wait for the written commands by origin."""
-        self._named = 0
-        """The number of commands by origin that commands by id write."""
         self._recalled: set[int] = set()
-        """Originals that recalls act on, or have commands by origin written for; later commands by id leave them."""
+        """Originals that recalls act on, or have commands by origin written for."""
         self._hurried: set[int] = set()
         """The same for moves to now."""
-        self._again: Counter[Id] = Counter()
-        """Commands by id that it writes again, less those that were written again before and are decided now."""
         self._decided: dict[int, Decided] = {}
         """The decisions of acting commands by origin, by the command's offset."""
         self._decided_ms = 0
@@ -109,8 +102,8 @@ class Transaction:
         self._refused: list[Int64s] = []
         self._written: list[tuple[bool, Int64s]] = []
         """Commands by origin to write: whether they are moves, and their originals."""
-        self._settled: list[tuple[bool, Int64s]] = []
-        """The same of decided commands by origin that the bridge wrote."""
+        self._settled: list[Effect] = []
+        """Decided commands."""
 
     def take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> Taken:
         """At most `overtaken_max` overtaken rows that are due at `until_ms`, and at most `on_time_max` rows up to
@@ -126,8 +119,8 @@ class Transaction:
         """The rows of one take, and whether no row was due."""
         with self._changing:
             resident = self._state.resident
-            overtaken = resident.overtaken.take(until_ms, overtaken_max)
-            self._offset = resident.reachable()
+            overtaken = resident.overtaken.take(until_ms, overtaken_max, self._end())
+            self._offset = min(resident.reachable(), self._end())
             due = EMPTY
             if on_time_max:
                 due = resident.ready.pop_until(min(bound, resident.frontier), on_time_max)
@@ -153,7 +146,7 @@ class Transaction:
     def lend(self, due: RowRefs) -> tuple[RowRefs, Lookup | None]:
         """Take ready rows, which the caller has popped in order of position; it holds the lock. Returns the rows that
         O' covers, and what `passed_over` needs if a look is necessary."""
-        self._offset = self._state.resident.reachable()
+        self._offset = min(self._state.resident.reachable(), self._end())
         due = self._covered(due)
         self._loan.taken.append(due)
         self._output.append(due)
@@ -166,7 +159,7 @@ class Transaction:
         resident = self._state.resident
         if len(due):
             resident.passed = due.last()
-        if not len(resident.overtaken):
+        if self._offset == resident.end:
             return due
         covered = due.offset < self._offset
         resident.overtaken.insert(due.where(~covered))
@@ -183,6 +176,14 @@ class Transaction:
             self._output[-1] = rows[~passed]
         return passed
 
+    def late(self, until_ms: int) -> int:
+        """The number of overtaken rows that a take would have, without a limit; the caller holds the lock."""
+        return self._state.resident.overtaken.count_due(until_ms, self._end())
+
+    def _end(self) -> int:
+        """The offset of the first command that is left to a later transaction; the caller holds the lock."""
+        return min(self._state.waiting_offset(), self._state.commands.enough_offset(COVERED_MAX))
+
     def move_offset(self) -> None:
         """Move O up to the first overtaken row, without a take."""
         with self._changing:
@@ -193,12 +194,12 @@ class Transaction:
         self._copied.append(offset)
         self._in_transit.add(origin, digests_or_zeros(ids))
 
-    def are_waited_for(self, origin: Int64s, now_ms: int) -> Bools:
+    def are_waited_for(self, origin: Int64s) -> Bools:
         """Mask of the originals for which the bridge has written commands that are not yet decided."""
         written: Bools = np.isin(origin, np.concatenate([EMPTY.offset, *(origins for _, origins in self._written)]))
         with self._state.lock:
-            waiting = self._state.commands.waiting
-            return written | waiting.among(origin, now_ms) if len(waiting) else written
+            sent_on = self._state.commands.sent_on
+            return written | named_among(origin, sent_on) if sent_on else written
 
     def refused(self, origin: Int64s) -> None:
         """Note originals whose copies were read as rejects, and so are no longer in transit."""
@@ -209,8 +210,6 @@ class Transaction:
         commands: Int64s,
         now_ms: int,
         passed: Mapping[int, int] = NONE,
-        sent: Mapping[int, int] = NONE,
-        first: Collection[int] = (),
         silent: Collection[int] = (),
     ) -> list[Decided]:
         """Decide commands among the handed out rows at `now_ms`. Returns the decisions: for a command that names
@@ -218,9 +217,7 @@ class Transaction:
         by origin needs a copy of each of its rows.
 
         `commands` are the offsets, in order. `passed` maps a move to the one among these that acts in its place: it
-        names the same originals, or the same id if no answer is wanted. `sent` maps a command by id that was written
-        again to the offset from which on it covers no message; OFFSET_MAX: the offset is of another log. `first`
-        are commands by origin that a client wrote. For the `silent`, no command can be written."""
+        names the same originals, or the same id. For the `silent`, no command can be written."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -234,27 +231,27 @@ class Transaction:
                     continue
                 by_origin = [effect for effect in effects if effect.named is not None]
                 judged = dict(zip([each.offset for each in by_origin], self._judged(by_origin), strict=True))
+                self._settled += effects
                 for effect in effects:
-                    if effect.named is not None and effect.offset not in first:
-                        self._settled.append((effect.is_move, within_reach(effect.named)))
+                    can_write = effect.offset not in silent
                     later = unfinished.get(passed.get(effect.offset, -1))
                     later = None if later is None or later.is_too_many else later
                     for result in (
-                        self._decisions_by_id(effect, sent.get(effect.offset), later)
+                        self._decisions_by_id(effect, later)
                         if effect.named is None
                         else self._decisions(effect, judged[effect.offset], later)
                     ):
                         decided.append(result)
-                        if effect.offset not in silent:
-                            self._written += [(effect.is_move, originals) for originals in result.written()]
-                        if result.decision is Decision.ACT:
+                        if can_write:
+                            self._written.append((effect.is_move, within_reach(result.written)))
+                        if result.decision is Decision.ACT or (can_write and result.decision is Decision.SENT_ON):
                             self._act(result)
         return decided
 
     def _size(self, effect: Effect) -> int:
         """The number of rows or messages to examine."""
         if effect.upto is not None:
-            return 1 if effect.id in self._acted_ids else max(1, effect.upto)
+            return max(1, effect.upto)
         return max(1 if effect.named is None else len(effect.named), len(effect.rows))
 
     def _judged(self, effects: Sequence[Effect]) -> list[_Judged]:
@@ -293,51 +290,36 @@ class Transaction:
         copied = np.isin(rows.offset, np.concatenate(self._copied))
         return gone, copied | state.cancels.decided(lookup, rows.offset, origin)
 
-    def _decisions_by_id(self, effect: Effect, sent: int | None, later: Effect | None) -> list[Decided]:
-        """The decisions of one command by id. `sent` is given if it was written again, `later` is the move that may act
-        in its place. The caller holds the lock."""
-        again = self._state.commands.again
-        is_behind = sent is None and again[effect.id] + self._again[effect.id] > 0
-        is_counted = sent != OFFSET_MAX  # a command from another log has no order among those of this one
-        self._again[effect.id] -= sent is not None and is_counted
-        decisions = self._decided_by_id(effect, effect.offset if sent is None else sent, later, is_behind=is_behind)
-        self._again[effect.id] += decisions[0].decision is Decision.AGAIN and is_counted
-        return decisions
-
-    def _decided_by_id(self, effect: Effect, below: int, later: Effect | None, *, is_behind: bool) -> list[Decided]:
+    def _decisions_by_id(self, effect: Effect, later: Effect | None) -> list[Decided]:
+        """The decisions of one command by id. `later` is the move that may act in its place. The caller holds the
+        lock."""
         if effect.is_too_many:
             return of_all(effect, Decision.TOO_MANY)
-        # A command by id only writes commands by origin, so that all of it can wait.
-        waits = is_behind or effect.id in self._acted_ids
-        waits = waits or effect.copied.is_unsure or self._state.is_unread()
-        if waits and later is None:
-            return of_all(effect, Decision.AGAIN)
-        named, first_ms = self._pending_of_id(effect, below)
+        if self._state.is_unread():
+            return of_all(effect, Decision.UNKNOWN)
+        named, first_ms = self._pending_of_id(effect)
         recalled = named_among(named, self._recalled)
         if later is not None and not (recalled.any() or self._leave_before(named)):
-            is_near = first_ms <= self._decided_ms + LEAVES_MS and not waits
-            if len(named) and not is_near:
-                return passed_over(effect, later, named, waits=waits)
-        if waits:
-            return of_all(effect, Decision.AGAIN)
+            is_near = first_ms <= self._decided_ms + LEAVES_MS
+            if len(named) and not is_near and len(self._pending_of_id(later)[0]) <= ROWS_MAX:
+                return passed_over(effect, later, named)
         if len(named) > ROWS_MAX:
             return of_all(effect, Decision.TOO_MANY)
-        if not recalled.all():
-            return [Decided(effect=effect, decision=Decision.ACT, live=EMPTY.offset, named=named[~recalled])]
         if len(named):
-            return of_all(effect, Decision.AGAIN)
+            # Behind recalls of all its messages it needs an answer, and one command has that.
+            chosen = named[:1] if recalled.all() else named[~recalled]
+            return [Decided(effect=effect, decision=Decision.SENT_ON, live=EMPTY.offset, named=chosen)]
         gone, _, _ = self._judged_by_id(effect)
-        left_now = gone & (effect.origin[: effect.upto] < below)
-        return of_all(effect, Decision.LEFT if left_now.any() else Decision.NOTHING)
+        return of_all(effect, Decision.LEFT if gone.any() else Decision.NOTHING)
 
     def _leave_before(self, named: Int64s) -> bool:
         """Whether a move to now, or a recall that was sent earlier, takes any of these originals."""
         cancels = self._state.cancels
         recalled = cancels.recalled(cancels.tombstones.lookup(), named, named)
-        recalled |= self._state.commands.recalling.among(within_reach(named), self._decided_ms)
+        recalled |= named_among(named, self._state.commands.recalling)
         return bool((recalled | named_among(named, self._hurried)).any())
 
-    def _pending_of_id(self, effect: Effect, below: int) -> tuple[Int64s, int]:
+    def _pending_of_id(self, effect: Effect) -> tuple[Int64s, int]:
         """The originals of an id that are pending, or have copies in transit; and the time (ms) at which the first
         pending one comes up."""
         gone, covered, copied = self._judged_by_id(effect)
@@ -346,7 +328,7 @@ class Transaction:
         moving = origin[acted | copied], effect.copied.origins, *self._moving(effect)
         named: Int64s = np.unique(np.concatenate((origin[is_live], *moving)))
         first_ms = effect.rows.at[: effect.upto][is_live].min(initial=OFFSET_MAX)
-        return named[named < min(below, effect.offset)], int(first_ms)
+        return named[named < effect.offset], int(first_ms)
 
     def _are_acted(self, effect: Effect) -> Bools:
         """Mask of its rows on which commands of this transaction act."""
@@ -369,16 +351,19 @@ class Transaction:
         if later is not None and self._is_passed(effect, later, is_live):
             return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.offset, named=effect.named)]
         assert effect.named is not None
-        again = np.isin(effect.named, np.concatenate((effect.copied.origins, *self._moving(effect))))
-        again |= effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread())
+        again = effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread())
+        for moving in (effect.copied.origins, *self._moving(effect)):
+            if len(moving):
+                again |= np.isin(effect.named, moving)
         which = [
             (act, Decision.ACT),
             (effect.have(fixed), Decision.UNCOPYABLE),
-            (again, Decision.AGAIN),
+            (again, Decision.SENT_ON),
             (effect.have(gone), Decision.LEFT),
         ]
-        codes = [decision.value for _, decision in which]
-        decisions = np.select([mask for mask, _ in which], codes, Decision.NOTHING.value)
+        decisions = np.full(len(effect.named), Decision.NOTHING.value)
+        for mask, decision in reversed(which):
+            decisions[mask] = decision.value
         return [
             Decided(
                 effect=effect,
@@ -387,24 +372,18 @@ class Transaction:
                 named=effect.named[decisions == decision.value],
                 behind=effect.named[act & again & (decision is Decision.ACT)],
             )
-            for decision in map(Decision, np.unique(decisions).tolist())
+            for decision in map(Decision, sorted(set(decisions.tolist())))
         ]
 
     def _act(self, found: Decided) -> None:
-        """Note the rows and originals on which a command acts; the caller holds the lock."""
+        """Note the rows and originals on which a command acts, or will; the caller holds the lock."""
         effect, live = found.effect, found.live
-        assert found.named is not None
-        if effect.named is None:
-            self._named += len(found.named)
-            if self._named > NAMED_MAX:
-                self._acted_ids.add(effect.id)
         if effect.is_now or not effect.is_move:
-            acted = found.named if effect.named is None else effect.origin[live]
-            (self._hurried if effect.is_now else self._recalled).update(within_reach(acted).tolist())
-        if effect.named is None:
-            return
-        self._acted.update(effect.rows.offset[live].tolist())
-        self._decided[effect.offset] = found
+            acted = within_reach(np.concatenate((found.written, effect.origin[live])))
+            (self._hurried if effect.is_now else self._recalled).update(acted.tolist())
+        if found.decision is Decision.ACT:
+            self._acted.update(effect.rows.offset[live].tolist())
+            self._decided[effect.offset] = found
 
     def _is_passed(self, effect: Effect, later: Effect, is_live: Bools) -> bool:
         """Whether the `later` move acts, or has acted, on all pending rows of a move by origin. (This one's tombstone
@@ -477,14 +456,20 @@ class Transaction:
             state.pending.remove(tally_timers(at, table.take(pa.array(index))))
             state.cancels.add_decided(is_move, origin, offset, at, self._decided_ms)
             state.cancels.cancelled += sum(len(live) for effect, live in lives if not effect.is_move)
-        if not (len(self._copied) > 1 or self._written or self._settled or self._refused or commands.effects):
+        if not (
+            len(self._copied) > 1
+            or self._written
+            or self._settled
+            or self._refused
+            or commands.effects
+            or commands.sent_on
+        ):
             return
         commands.note_copied(
             np.concatenate(self._copied), self._in_transit, np.concatenate([EMPTY.offset, *self._loan.copies_read])
         )
         if self._refused:
             commands.in_transit.remove(np.concatenate(self._refused))
-        commands.again += self._again
         commands.note_written(self._written, self._settled, self._decided_ms)
         commands.forget(self._loan.rows().offset)
 

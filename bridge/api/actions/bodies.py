@@ -68,7 +68,7 @@ class Many(Filters):
 
     def after_position(self) -> NamedPosition | None:
         """The position of the cursor. Raises ValueError for an invalid one."""
-        return None if self.cursor is None else cursors.read_position(self.cursor)
+        return None if self.cursor is None else cursors.decode_position(self.cursor)
 
 
 class ManyMoved(Many, When):

@@ -1,14 +1,17 @@
 """An action on all matching messages, page by page in the order in which they come up, several pages at a time.
 
 It acts on messages that were sent before it began and do not have the wanted due time yet; so it never finds again the
-messages that it has moved. A page counts as done after the answers to all its commands and to those of all pages before
-it. So the messages that are done form a prefix, even if the client, the bridge or the network breaks the action off.
-The cursor of the last line continues from there. The same action without the cursor does so, too: cancelled messages no
-longer match, and moved ones have the wanted due time.
+messages that it has moved. Some of their records may be unread at its beginning, behind a backlog or in a partition
+that has just come: it waits up to READ_S for them, and acts once more. With unread records it is not complete. A page
+counts as done after the answers to all its commands and to those of all pages before it. So the messages that are done
+form a prefix, even if the client, the bridge or the network breaks the action off. The cursor of the last line
+continues from there. The same action without the cursor does so, too: cancelled messages no longer match, and moved
+ones have the wanted due time.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -29,7 +32,7 @@ from bridge.http.workers import Unavailable, Workers
 from bridge.stores.names import NamedPosition, SourceName
 from bridge.stores.search import Query
 from bridge.wire.answers import Answer, Outcome
-from bridge.wire.headers import MOVED_MAX, NAMED_MAX
+from bridge.wire.headers import NAMED_MAX
 from timerstore.errors import TimerStoreError
 from timerstore.operations.find import ORIGINALS_MAX
 
@@ -39,21 +42,26 @@ BULKS_MAX: Final = 2
 PAGES_MAX: Final = 4
 """Pages of an action at a time: a transaction takes no longer for several."""
 PAGE_ROWS: Final = ORIGINALS_MAX
+MOVES_MAX: Final = 2_000
+"""Messages of a page of moves: each is a command, and PAGES_MAX pages need answers at a time."""
 MARGIN_S: Final = 5.0
 PAGE_S: Final = 60.0
 """The longest wait for the answers to a page: longer than a rebalance, or the loss of a node."""
+READ_S: Final = 15.0
+"""The longest wait for unread records. The ends of transactions behind the last record take up to ten seconds."""
+LOOK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A bulk action. `due_ms` is that of its `Order`s; `ends` are the partitions' next offsets at its beginning."""
+    """A bulk action. `due_ms` is that of its `Order`s; `log_ends` looks up the ends of the logs."""
 
     store: PendingMessages
     commands: CommandChannel
     query: Query
     after: NamedPosition | None
     due_ms: int | None
-    ends: Mapping[SourceName, int]
+    log_ends: Callable[[], Mapping[SourceName, int]]
     now_ms: Callable[[], int]
 
 
@@ -100,8 +108,7 @@ class Bulks:
         """Act. Yields a line after each page, and then the last one."""
         counts: Counter[Outcome] = Counter()
         pages: deque[_Page] = deque()
-        after, is_last, error = job.after, False, None
-        reached = job.after
+        reached, error = job.after, None
 
         def line(*, complete: bool, error: str | None = None) -> BulkProgress:
             cursor = None if complete else _text(reached)
@@ -110,17 +117,28 @@ class Bulks:
             )
 
         try:
-            while pages or not is_last:
-                while not is_last and len(pages) < PAGES_MAX:
-                    page = await self._workers.run(partial(_next_page, job, after))
-                    pages.append(page)
-                    after, is_last = page.next, page.next is None
-                page = pages.popleft()
-                answers = await self._workers.run(partial(_answers, page), PAGE_S + MARGIN_S)
-                for answer in answers:
-                    counts[answer.outcome] += answer.count
-                reached = page.next if page.next is not None else reached
-                yield line(complete=False)
+            ends = await self._workers.run(job.log_ends)
+            for is_last_search in (False, True):
+                is_read, reached = not _unread(job, ends), job.after
+                after, is_last = job.after, False
+                while pages or not is_last:
+                    while not is_last and len(pages) < PAGES_MAX:
+                        page = await self._workers.run(partial(_next_page, job, after, ends))
+                        pages.append(page)
+                        after, is_last = page.next, page.next is None
+                    page = pages.popleft()
+                    answers = await self._workers.run(partial(_answers, page), PAGE_S + MARGIN_S)
+                    for answer in answers:
+                        counts[answer.outcome] += answer.count
+                    reached = page.next if page.next is not None else reached
+                    yield line(complete=False)
+                if is_read:
+                    break
+                reached = job.after  # unread messages may come up before the messages that are done
+                if is_last_search:
+                    error = f"{_unread(job, ends)} records of the delay topics are not read yet: repeat the action"
+                else:
+                    await _await_read(job, ends)
         except _SilentError:
             error = f"no answers within {PAGE_S:.0f} s: the commands of the last pages are in the delay topic"
         except Unavailable as late:
@@ -139,11 +157,23 @@ class Bulks:
         yield line(complete=error is None, error=error)
 
 
-def _next_page(job: Job, after: NamedPosition | None) -> _Page:
-    page = job.store.find_originals(job.query, job.now_ms(), after=after, limit=PAGE_ROWS)
-    orders, named_max = [], NAMED_MAX if job.due_ms is None else MOVED_MAX
+def _unread(job: Job, ends: Mapping[SourceName, int]) -> int:
+    """The number of unread records below these ends."""
+    at = job.store.next_offsets()
+    return sum(max(0, end - at.get(name, 0)) for name, end in ends.items())
+
+
+async def _await_read(job: Job, ends: Mapping[SourceName, int]) -> None:
+    until_s = asyncio.get_running_loop().time() + READ_S
+    while _unread(job, ends) and asyncio.get_running_loop().time() < until_s:
+        await asyncio.sleep(LOOK_S)
+
+
+def _next_page(job: Job, after: NamedPosition | None, ends: Mapping[SourceName, int]) -> _Page:
+    rows, named_max = (PAGE_ROWS, NAMED_MAX) if job.due_ms is None else (min(PAGE_ROWS, MOVES_MAX), 1)
+    page, orders = job.store.find_originals(job.query, job.now_ms(), after=after, limit=rows), []
     for source, (origin, due_ms) in page.found.items():
-        is_old = origin < job.ends.get(source, 0)
+        is_old = origin < ends.get(source, 0)
         kept = origin[is_old if job.due_ms is None else is_old & (due_ms != job.due_ms)]
         named = list(dict.fromkeys(kept.tolist()))
         orders += [

@@ -154,8 +154,8 @@ class _Actions:
         lines = None
         if store is not None and commands is not None:
             job = Job(
-                store=store, commands=commands, query=query, after=after, due_ms=due_ms, ends=store.next_offsets(),
-                now_ms=self.now_ms,
+                store=store, commands=commands, query=query, after=after, due_ms=due_ms,
+                log_ends=self._asked.source.log_ends, now_ms=self.now_ms,
             )  # fmt: skip
             lines = self._bulks.run(job)
         if others is not None:

@@ -30,7 +30,7 @@ class LetterPageFilters(LetterFilters):
 
     def below(self) -> dict[SourceName, int] | None:
         """The page's end offsets. Raises ValueError for an invalid cursor."""
-        return None if self.cursor is None else cursors.read_below(self.cursor)
+        return None if self.cursor is None else cursors.decode_below(self.cursor)
 
 
 class DeadLetter(View):

@@ -94,7 +94,7 @@ function tell(summary) {
   patch(at("state"), [el("span", { class: `dot ${level}` }), ` ${summary.phase}${reader} · ${clock(summary.now)}`]);
   const reasons = summary.reasons.map((each) => el("p", { class: level }, foreign(each)));
   if (summary.disk.full) reasons.push(el("p", { class: "bad" }, "The disk is full: a segment waits for room."));
-  for (const each of summary.incomplete ?? []) reasons.push(el("p", { class: "warn" }, foreign(each), " does not answer: its messages are missing here."));
+  for (const each of summary.incomplete ?? []) reasons.push(el("p", { class: "warn" }, foreign(each), " does not answer, or is not read yet: messages of it are missing here."));
   patch(at("notice"), reasons);
 }
 

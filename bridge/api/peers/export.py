@@ -4,8 +4,7 @@ long for its reader."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 
 import pyarrow as pa
@@ -20,18 +19,23 @@ from bridge.stores.search import SCHEMA
 class Everywhere:
     """A `BatchStream` made of those of several instances."""
 
-    def __init__(self, here: BatchStream | None, streams: Sequence[Reply]) -> None:
+    def __init__(self, here: BatchStream | None, streams: Sequence[Reply], incomplete: Iterable[str] = ()) -> None:
         self._left: deque[BatchStream] = deque([] if here is None else [here])
         self._left.extend(_There(reply) for reply in streams)
+        self.incomplete = [*incomplete]
+        """The instances and partitions whose messages are missing, in all streams that have ended."""
 
     def __next__(self) -> pa.RecordBatch:
         """The next batch. Raises Problem if an instance breaks off."""
         while self._left:
-            with suppress(StopIteration):
+            try:
                 batch = next(self._left[0])
+            except StopIteration as end:
+                self.incomplete += end.value or ()
+                self._left.popleft().close()
+            else:
                 self._left.rotate(-1)
                 return batch
-            self._left.popleft().close()
         raise StopIteration
 
     def close(self) -> None:

@@ -6,8 +6,8 @@
     bulk action, export           their routes merge streams (bulk.py and export.py here)
     other requests                this instance's answer: every instance reads all dead letters
 
-The answer names the instances that did not answer (`incomplete`). The receiver of a forwarded request answers alone; a
-request that this instance has forwarded to itself is refused.
+The answer names the instances that did not answer (`incomplete`), and the partitions that an answer lacks. The receiver
+of a forwarded request answers alone; a request that this instance has forwarded to itself is refused.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ async def _body(receive: Receive) -> bytes:
 def _merged(path: str, scope: Scope, replies: Sequence[Reply]) -> Response:
     answers = [dict(reply.body) for reply in replies if reply.status == HTTPStatus.OK]
     silent = [reply.url for reply in replies if reply.status != HTTPStatus.OK]
+    silent += [partition for answer in answers for partition in answer.get("incomplete", ())]
     if not answers:
         return _answer(HTTPStatus.SERVICE_UNAVAILABLE, replies[0].body)
     try:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any, Final, TypeVar
 
 from bridge.api import cursor as cursors
 from bridge.api.models import ANSWER_BYTES_MAX
 from bridge.stores.names import NamedPosition
 
 Json = dict[str, Any]
+Rule = Callable[[list[Any]], Any]
+"""Merges the values of a field."""
+K = TypeVar("K")
 BY_TARGET_MAX: Final = 100
 
 
@@ -30,15 +33,6 @@ def merge_messages(answers: Sequence[Json], limit: int, name: str = "messages") 
     if len(page) < len(whole):
         end = _position(page[-1])
     return {name: page, "next": None if end is None else cursors.encode_position(end)}
-
-
-def merge_counts(answers: Sequence[Json]) -> Json:
-    return {"count": _sum(answers, "count"), "exact": all(answer["exact"] for answer in answers)}
-
-
-def merge_timelines(answers: Sequence[Json]) -> Json:
-    counts = [sum(column) for column in zip(*(answer["counts"] for answer in answers), strict=True)]
-    return {"before": _sum(answers, "before"), "counts": counts, "after": _sum(answers, "after")}
 
 
 def merge_targets(answers: Sequence[Json]) -> Json:
@@ -56,59 +50,16 @@ def merge_targets(answers: Sequence[Json]) -> Json:
 
 def merge_summaries(answers: Sequence[Json]) -> Json:
     """Sums of counts, and the worst of other values. Phase, reader and the like are those of the first answer."""
-    first = answers[0]
-    nexts = [answer["next_at"] for answer in answers if answer["next_at"] is not None]
-    by_target: Counter[str] = Counter()
-    failing: Counter[tuple[str, str]] = Counter()
-    headroom: dict[str, float] = {}
-    for answer in answers:
-        by_target.update(answer["by_target"])
-        failing.update({(target["name"], target["reason"]): target["partitions"] for target in answer["failing"]})
-        for topic, left_s in answer["retention_headroom_s"].items():
-            headroom[topic] = min(left_s, headroom.get(topic, left_s))
-    paused: dict[str, float] = {}
-    for target in (target for answer in answers for target in answer.get("paused", ())):  # absent in version 0.1.0
-        paused[target["name"]] = max(target["paused_s"], paused.get(target["name"], 0.0))
-    return first | {
-        "paused": [
-            {"name": name, "paused_s": paused_s} for name, paused_s in sorted(paused.items(), key=lambda item: -item[1])
-        ],
-        "ready": all(answer["ready"] for answer in answers),
-        "reasons": [reason for answer in answers for reason in answer["reasons"]],
-        "pending": _sum(answers, "pending"),
-        "schedules": _sum(answers, "schedules"),
-        "overdue": _sum(answers, "overdue"),
-        "oldest_overdue_s": max(answer["oldest_overdue_s"] for answer in answers),
-        "next_at": min(nexts, default=None),
-        "lateness": _lateness([answer["lateness"] for answer in answers if answer["lateness"] is not None]),
-        "by_target": dict(by_target.most_common(BY_TARGET_MAX)),
-        "by_time_to_go": [
-            {"until": bucket["until"], "pending": sum(answer["by_time_to_go"][i]["pending"] for answer in answers)}
-            for i, bucket in enumerate(first["by_time_to_go"])
-        ],
-        "partitions": sorted(
-            (partition for answer in answers for partition in answer["partitions"]),
-            key=lambda partition: (partition["topic"], partition["partition"]),
-        ),
-        "retention_headroom_s": headroom,
-        "disk": _disk([answer["disk"] for answer in answers]),
-        "failing": [{"name": n, "reason": r, "partitions": count} for (n, r), count in sorted(failing.items())],
-    }
+    paused = [answer.get("paused", ()) for answer in answers]  # absent in version 0.1.0
+    return answers[0] | _SUMMARY(answers) | {"paused": _paused(paused)}
 
 
-MERGED: Final[Mapping[str, Callable[[Sequence[Json]], Json]]] = {
-    "/summary": merge_summaries,
-    "/count": merge_counts,
-    "/timeline": merge_timelines,
-    "/targets": merge_targets,
-}
-"""The merging function by path."""
 LISTS: Final = {"/messages": "messages", "/schedules": "schedules"}
 """The name of the list in the answer, by path. `messages` merges them, with the limit of the request."""
 
 
 def _fitting(rows: Sequence[Json]) -> Sequence[Json]:
-    """The same as `models.fitting`, for JSON objects."""
+    """The same as `models.fitting_answer`, for JSON objects."""
     sizes = accumulate(len(json.dumps(row, ensure_ascii=False).encode()) for row in rows)
     return rows[: max(1, sum(size <= ANSWER_BYTES_MAX for size in sizes))]
 
@@ -117,29 +68,73 @@ def _position(row: Json) -> NamedPosition:
     return row["at"], row["topic"], row["partition"], row["offset"]
 
 
-def _sum(answers: Sequence[Json], name: str) -> int:
-    return sum(answer[name] for answer in answers)
-
-
 def _trouble(target: Json) -> tuple[int, int]:
     return target["failing_partitions"], target["partitions"]
 
 
-def _lateness(parts: Sequence[Json]) -> Json | None:
-    if not parts:
-        return None
-    worst = max((part["p99_ms"] for part in parts if part["p99_ms"] is not None), default=None)
-    return {"delivered": _sum(parts, "delivered"), "p99_ms": worst, "over_s": max(part["over_s"] for part in parts)}
+def _by(rules: Mapping[str, Rule]) -> Callable[[Sequence[Json]], Json]:
+    """Merges each of these fields of objects by its rule."""
+    return lambda objects: {name: rule([each[name] for each in objects]) for name, rule in rules.items()}
 
 
-def _disk(disks: Sequence[Json]) -> Json:
-    """The sum of the sizes, and the free bytes of the fullest disk."""
-    used = [disk["bytes"] for disk in disks if disk["bytes"] is not None]
-    free = [disk["free_bytes"] for disk in disks if disk["free_bytes"] is not None]
-    return {
-        "bytes": sum(used) if used else None,
-        "free_bytes": min(free, default=None),
-        "segments": _sum(disks, "segments"),
-        "segment_bytes": _sum(disks, "segment_bytes"),
-        "full": any(disk["full"] for disk in disks),
+def _each(rule: Rule, maps: Iterable[Mapping[K, Any]]) -> dict[K, Any]:
+    """One value for each key of the maps."""
+    values: dict[K, list[Any]] = {}
+    for key, value in (pair for each in maps for pair in each.items()):
+        values.setdefault(key, []).append(value)
+    return {key: rule(several) for key, several in values.items()}
+
+
+def _known(rule: Rule) -> Rule:
+    """The rule for the values that are known; None without any."""
+
+    def merge(values: list[Any]) -> Any:
+        known = [value for value in values if value is not None]
+        return rule(known) if known else None
+
+    return merge
+
+
+def _failing(lists: list[Any]) -> list[Json]:
+    counts = _each(sum, ({(each["name"], each["reason"]): each["partitions"] for each in failing} for failing in lists))
+    return [{"name": name, "reason": why, "partitions": count} for (name, why), count in sorted(counts.items())]
+
+
+def _paused(lists: list[Any]) -> list[Json]:
+    longest = _each(max, ({target["name"]: target["paused_s"] for target in paused} for paused in lists))
+    return [{"name": name, "paused_s": s} for name, s in sorted(longest.items(), key=lambda item: -item[1])]
+
+
+def _buckets(lists: list[Any]) -> list[Json]:
+    same = zip(*lists, strict=True)
+    return [{"until": parts[0]["until"], "pending": sum(part["pending"] for part in parts)} for parts in same]
+
+
+_SUMMARY: Final = _by(
+    {
+        "ready": all,
+        "reasons": lambda lists: [*chain(*lists)],
+        **dict.fromkeys(("pending", "schedules", "overdue"), sum),
+        "oldest_overdue_s": max,
+        "next_at": _known(min),
+        "lateness": _known(_by({"delivered": sum, "p99_ms": _known(max), "over_s": max})),
+        "by_target": lambda maps: dict(Counter(_each(sum, maps)).most_common(BY_TARGET_MAX)),
+        "by_time_to_go": _buckets,
+        "partitions": lambda lists: sorted(chain(*lists), key=lambda each: (each["topic"], each["partition"])),
+        "retention_headroom_s": lambda maps: _each(min, maps),
+        # The sum of the sizes, and the free bytes of the fullest disk.
+        "disk": _by(
+            {"bytes": _known(sum), "free_bytes": _known(min)}
+            | dict.fromkeys(("segments", "segment_bytes"), sum)
+            | {"full": any}
+        ),
+        "failing": _failing,
     }
+)
+MERGED: Final[Mapping[str, Callable[[Sequence[Json]], Json]]] = {
+    "/summary": merge_summaries,
+    "/count": _by({"count": sum, "exact": all}),
+    "/timeline": _by({"before": sum, "counts": lambda lists: [*map(sum, zip(*lists, strict=True))], "after": sum}),
+    "/targets": merge_targets,
+}
+"""The merging function by path."""

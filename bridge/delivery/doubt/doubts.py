@@ -139,7 +139,6 @@ class Doubts:
     def go(self, names: Collection[SourceName], sources: Sources) -> None:
         """Remove partitions that belong to another instance, or are held: their doubts stay until they come back."""
         self._here -= frozenset(names)
-        self.torn.forget(names)
         self._change(self._doubts, sources)
 
     def committed(self, states: States, sources: Sources) -> None:
@@ -255,7 +254,7 @@ class Doubts:
         read = [name for name in names if not doubts[name].unread]
         for name in read:
             count = sum(Part.RECORD in part for part in doubts[name].written.values())
-            self._metrics.rows_found(count)
+            self._metrics.rows_found.inc(count)
             rows = len(doubts[name].rows)
             log.warning("messages-looked-up", place=_place(name, doubts[name]), rows=rows, found=count)
         if is_done:

@@ -84,7 +84,7 @@ class ReadBack:
             names = ", ".join(f"{topic}/{number}" for topic, number in sorted(again))
             held = ", ".join("another" if state is None else str(state.offset) for _, state in sorted(again.items()))
             log.error("committed-state-written-again", code="DB-4072", partitions=names, offsets=held)
-            self._metrics.states_rewritten(len(again))
+            self._metrics.states_rewritten.inc(len(again))
 
     def begin(self) -> None:
         """Begin with another store, opened on Kafka's states."""

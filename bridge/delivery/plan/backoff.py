@@ -3,8 +3,8 @@
     attempt failed   1     2     3     ...   10     11     ...   15     16
     tried again in   1 s   2 s   4 s   ...   512 s  600 s  ...   600 s  never: dead letter      (the defaults, 67 min)
 
-A message for a paused target waits for the end of the pause instead, at most as long as a record may wait
-(`parked_ms`).
+A message for a paused target waits for the end of the pause instead, at most as long as a record may wait, and at most
+seven days (`parked_ms`).
 
 A hash of the record's partition and offset shortens each wait by up to a quarter: records that failed together do not
 come back together, and a rehearsal gives the same times.
@@ -21,6 +21,9 @@ from timerstore.rows.position import Bools, Int64s
 
 WINDOW_MS: Final = 30_000
 """The roll window if the topic's own is unknown."""
+PARKED_MS_MAX: Final = 7 * 86_400_000
+"""The longest wait for a paused target. It is shorter than the time for which the end of a pause is remembered
+(`targets/pauses.py`): a message whose instance was down for that time comes up by itself."""
 IN_DOUBT_MS: Final = 1_000
 """The wait of a verdict for the next look-up of its topic."""
 _DOUBLINGS_MAX: Final = 30
@@ -51,9 +54,10 @@ class RetryPolicy:
 
 def parked_ms(windows_ms: Int64s, keys: Int64s) -> Int64s:
     """The waits of records `keys` int64[n] for a paused target: up to the last quarter of their roll windows int64[n],
-    as rolls have. A pause of any length causes no more writes than that."""
-    spread = (_mixed(keys) % np.maximum(windows_ms // 4, 1).astype(np.uint64)).astype(np.int64)
-    result: Int64s = windows_ms - spread
+    as rolls have, or of `PARKED_MS_MAX`. A pause of any length causes no more writes than that."""
+    longest_ms = np.minimum(windows_ms, PARKED_MS_MAX)
+    spread = (_mixed(keys) % np.maximum(longest_ms // 4, 1).astype(np.uint64)).astype(np.int64)
+    result: Int64s = longest_ms - spread
     return result
 
 

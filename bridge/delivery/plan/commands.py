@@ -2,21 +2,23 @@
 others, and answers. The transaction that finishes a command writes its output.
 
     decision     a move by origin        a recall by origin   one by id                        answer
-    act (now)    each row, delivered     "                    "                                moved
-    act          a copy of each row      nothing              one by origin for each message   moved, cancelled
-    (pauses)     non-recurring message: an unchanged copy     "                                moved, not-pending
+    act (now)    each row, delivered     "                                                     moved
+    act          a copy of each row      nothing                                               moved, cancelled
+    (pauses)     non-recurring message: an unchanged copy                                      moved, not-pending
                  ended schedule: a cancel by origin as well                                    cancelled
-    (due)        due messages: unchanged, delivered now       "                                moved, not-pending
-    again        the same command, behind the copy in transit                                  none: the next one has it
+    (due)        due messages: unchanged, delivered now                                        moved, not-pending
+    sent on      one by origin for each message, behind       one by origin for each message   none: these have it
+                 its copy in transit
     passed       nothing: a later move of the same messages acts,                              moved
                  or, by id, is decided
     too large    nothing: the message stays unchanged                                          too-large
     left         nothing                                                                       delivered
     nothing      nothing                                                                       not-pending
     too many     nothing                                                                       too-many
+    unknown      nothing                                                                       unknown
 
-A message may have pending rows while a copy of it is in transit. The command then acts, and is also written again
-behind the copy, without an answer; a recall as a cancel.
+A message may have pending rows while a copy of it is in transit. The command then acts, and one by origin is also
+written behind the copy, without an answer; for a recall a cancel.
 
 A command for several messages has one answer for each outcome. The commands by origin that one by id has written are
 answered together, with their number. A command without a key is sent on to every partition; there, the others answer
@@ -47,20 +49,21 @@ from bridge.stores.names import key_of
 from bridge.wire import headers as h
 from bridge.wire.answers import ORIGINS_MAX, Answer, Outcome
 from bridge.wire.commands import key_sent_on, sent_on
-from bridge.wire.headers import Headers
 from timerstore.cancels.cancels import NO_ORIGIN
-from timerstore.cancels.commands import Decided, Decision, Effect
+from timerstore.cancels.commands import Decided, Decision
 from timerstore.rows.entry import DECIDED, Kind
-from timerstore.rows.position import OFFSET_MAX, Bools, Int64s
+from timerstore.rows.position import Bools, Int64s
 
 ANSWER_BYTES: Final = 600
 """Estimated bytes of the headers of an answer about one message, or of a command."""
 _OUTCOMES: Final = {
+    Decision.ACT: Outcome.CANCELLED,
     Decision.PASSED: Outcome.MOVED,
     Decision.LEFT: Outcome.DELIVERED,
     Decision.NOTHING: Outcome.NOT_PENDING,
     Decision.TOO_MANY: Outcome.TOO_MANY,
     Decision.UNCOPYABLE: Outcome.TOO_LARGE,
+    Decision.UNKNOWN: Outcome.UNKNOWN,
 }
 
 log = structlog.get_logger("bridge.delivery.plan.commands")
@@ -128,6 +131,40 @@ class _Writing:
     now_ms: int
 
 
+@dataclass(slots=True)
+class _Told:
+    """The outcomes of one move: the originals of its rows."""
+
+    origins: set[int] = field(default_factory=set)
+    fitting: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+    over: set[int] = field(default_factory=set)
+    dues: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def add(self, origin: int, due_ms: int | None, *, is_over: bool, fits: bool) -> None:
+        """A row of an original, with its new due time (None: it is unchanged)."""
+        self.origins.add(origin)
+        if not fits:
+            return
+        self.fitting.add(origin)
+        if due_ms is not None:
+            self.changed.add(origin)
+            self.dues[origin].add(due_ms)
+        if is_over:
+            self.over.add(origin)
+
+    def results(self) -> list[_Result]:
+        changed = self.changed - self.over
+        dues = set().union(*(self.dues[origin] for origin in changed))
+        due_ms = next(iter(dues)) if len(dues) == 1 and h.NEVER_MS not in dues else None
+        parts = (
+            (Outcome.MOVED, changed, due_ms),
+            (Outcome.NOT_PENDING, self.fitting - self.over - changed, None),
+            (Outcome.UNKNOWN, self.origins - self.fitting, None),
+        )
+        return [_result(outcome, np.array(sorted(some)), due) for outcome, some, due in parts if some]
+
+
 class DueCommands:
     """The commands among due rows, and their content."""
 
@@ -152,48 +189,26 @@ class DueCommands:
         """Superseded moves, packed, each with the later move that acts in its place. Otherwise each move would wait for
         the copy of the one before. Moves of `no_copy` cannot be written again.
 
-        By id, the later move covers all messages of the earlier ones. If it does not act yet, it is written again by
-        the transaction that finishes these, and a crash undoes both or neither: a move by id leaves no tombstone."""
+        By id, the later move covers all messages of the earlier ones. It writes its commands by origin in the
+        transaction that finishes these, and a crash undoes both or neither: a move by id leaves no tombstone."""
         later, moves = dict[int, int](), defaultdict[tuple[object, ...], list[int]](list)
-        origins, ids, seqs = (
-            self._rows.column("origin", self.ids),
-            self._rows.column("id", self.ids),
-            self.seqs.tolist(),
-        )
+        origins, ids = (self._rows.column(name, self.ids) for name in ("origin", "id"))
+        seqs = self.seqs.tolist()
         for n, id in enumerate(ids):
             if self._moves[n] and self._due[n] < h.AS_DUE_MS and (id is not None or origins[n] != NO_ORIGIN):
                 named = self._names(n) if id is None else (id, self._command(n)[:2])
                 moves[self._sources[n], named].append(n)
         for same in moves.values():
-            # A repeated move is as old as its client's record; moves from two partitions have no order.
+            # A move by origin that was written again is as old as its client's record. One by id that an earlier
+            # version has written again is decided in its place. Moves from two partitions have no order.
             places = {self._command(n)[:2] for n in same}
-            age = {n: (self._command(n)[2] if len(places) == 1 else 0, n) for n in same}
+            is_by_age = len(places) == 1 and ids[same[0]] is None
+            age = {n: (self._command(n)[2] if is_by_age else 0, n) for n in same}
             last = max((n for n in same if seqs[n] not in no_copy), key=age.__getitem__, default=None)
             if last is not None:
                 older = [n for n in same if age[n] < age[last]]
                 later |= {seqs[n]: seqs[last] for n in older}
         return later
-
-    def sent(self) -> dict[int, int]:
-        """For repeated commands by id, packed: the offsets of their clients' records. OFFSET_MAX where that record is
-        in another partition, whose offsets are not comparable with those of this one."""
-        seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
-        # A command that its client has sent to every partition names no other record: it is the first of its kind.
-        again = [n for n, id in enumerate(ids) if id is not None and self._command(n) != self._place(n)]
-        return {seqs[n]: self._command(n)[2] if self._is_home(n) else OFFSET_MAX for n in again}
-
-    def first(self) -> frozenset[int]:
-        """Commands by origin, packed, that are the clients' own records."""
-        seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
-        return frozenset(
-            seqs[n] for n, said in enumerate(self._headers) if ids[n] is None and h.COPY_FORWARDED not in said
-        )
-
-    def in_order(self, sent: Mapping[int, int]) -> Int64s:
-        """The commands, packed, in the order of their clients' records: a repeated one by id has that of the first."""
-        seqs = self.seqs
-        places = [(seq & ~OFFSET_MAX) | min(sent.get(seq, OFFSET_MAX), seq & OFFSET_MAX) for seq in seqs.tolist()]
-        return seqs[np.argsort(np.array(places, np.int64), kind="stable")]
 
     def named_elsewhere(self) -> Iterator[tuple[int, str]]:
         """Commands by an origin of another partition: their rows, and the topics in those origins."""
@@ -219,15 +234,23 @@ class DueCommands:
         out = CommandOutput(ids=self.ids)
         writing = _Writing(out, own, letter_topics, findings, now_ms)
         replies: list[tuple[int, Answer]] = []
-        for number, made in decided:
-            n = self._at[key_of(number, made.effect.offset)]
-            for outcome, offsets, due_ms in self._act(n, made, writing):
+        numbered = [(self._at[key_of(number, made.effect.offset)], made) for number, made in decided]
+        moves = [(n, made) for n, made in numbered if made.decision is Decision.ACT and made.effect.is_move]
+        moved = iter(self._move(moves, writing) if moves else ())  # before all commands: these lie behind the copies
+        for n, made in numbered:
+            is_moved = made.decision is Decision.ACT and made.effect.is_move
+            results = next(moved) if is_moved else self._results(n, made, writing)
+            self._send_on(n, made, writing)
+            for outcome, offsets, due_ms in results:
                 is_nothing = outcome is Outcome.NOT_PENDING or (made.decision is Decision.PASSED and not len(offsets))
                 if is_nothing and made.effect.named is None and not self._is_home(n):
                     continue
                 source = self._rows.sources.name(self._sources[n])
                 told = tuple((*source, offset) for offset in offsets.tolist())
                 replies.append((n, self._answer(n, outcome, told, due_ms)))
+        if unknown := [n for n, made in numbered if made.decision is Decision.UNKNOWN]:
+            first = h.origin_text(*self._command(unknown[0]))
+            log.warning("commands-without-effect", commands=len(unknown), first=first)
         for row, outcome in elsewhere.items():
             n = self._at[int(self._rows.keys[row])]
             topic, partition, named = self._names(n)
@@ -242,84 +265,89 @@ class DueCommands:
 
     # ---- one command
 
-    def _act(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
-        """Write the output of one command, and return its results; none where other commands have the answer."""
-        row, effect = int(self.ids[n]), each.effect
-        if each.decision is Decision.AGAIN or (each.decision is Decision.ACT and effect.named is None):
-            if int(self._rows.keys[row]) in writing.findings.no_copy:
-                return [_result(Outcome.UNKNOWN, each.named)]
-            lists: list[Sequence[int] | None] = [None if each.named is None else each.named.tolist()]
-            if each.decision is Decision.ACT and each.named is not None:
-                lists = [[origin] for origin in each.named.tolist()]
-            writing.out.to_delay_topics.append(self._sent_on(n, lists))
-            return []
-        if each.decision is not Decision.ACT:
-            # A pause of a message that does not recur.
-            is_kept = each.decision is Decision.UNCOPYABLE and self._due[n] >= h.NEXT_MS
-            return [_result(Outcome.NOT_PENDING if is_kept else _OUTCOMES[each.decision], each.named)]
-        results = self._move(n, each, writing) if effect.is_move else [_result(Outcome.CANCELLED, each.named)]
-        if len(each.behind) and int(self._rows.keys[row]) not in writing.findings.no_copy:
-            lists = [each.behind.tolist()]
-            writing.out.to_delay_topics.append(self._sent_on(n, lists, ends=not effect.is_move, is_answered=False))
-        return results
+    def _results(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
+        """The results of one command that moves nothing; none where other commands have the answer."""
+        if each.decision is Decision.SENT_ON:
+            return [_result(Outcome.UNKNOWN, each.named)] if self._is_silent(n, writing) else []
+        # A pause of a message that does not recur.
+        is_kept = each.decision is Decision.UNCOPYABLE and self._due[n] >= h.NEXT_MS
+        return [_result(Outcome.NOT_PENDING if is_kept else _OUTCOMES[each.decision], each.named)]
 
-    def _move(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
-        """As `_act`, for a move by origin that acts. Raises Unplannable where it needs dead letters, and their topic
-        fails."""
-        row, effect, origin = int(self.ids[n]), each.effect, each.effect.origin[each.live]
-        moved, is_changed, is_over = self._moved(n, effect, each.live, writing.letter_topics)
-        fits = is_changed & effect.is_now
+    def _is_silent(self, n: int, writing: _Writing) -> bool:
+        """Whether no record can be written for a command."""
+        return int(self._rows.keys[self.ids[n]]) in writing.findings.no_copy
+
+    def _send_on(self, n: int, each: Decided, writing: _Writing) -> None:
+        """Write commands by origin in place of one, or behind copies of messages on which it acts."""
+        if not len(each.written) or self._is_silent(n, writing):
+            return
+        has_acted = each.decision is Decision.ACT
+        ends = has_acted and not each.effect.is_move
+        most = 1 if each.effect.is_move or each.effect.named is None else h.NAMED_MAX
+        again = self._sent_on(n, each.written.tolist(), most, ends=ends, asks=not has_acted)
+        writing.out.to_delay_topics.append(again)
+
+    def _move(self, acting: Sequence[tuple[int, Decided]], writing: _Writing) -> list[list[_Result]]:
+        """Write the output of moves by origin that act, except commands behind copies. Returns the results of each.
+        Raises Unplannable where dead letters are needed, and their topic fails."""
+        out = writing.out
+        which = np.repeat(np.arange(len(acting)), [len(each.live) for _, each in acting])
+        row = self.ids[[n for n, _ in acting]][which]
+        origin = np.concatenate([each.effect.origin[each.live] for _, each in acting])
+        moved, is_changed, is_over = self._moved(acting, which, writing.letter_topics)
+        fits = is_changed & np.array([each.effect.is_now for _, each in acting])[which]
         if fits.any():
-            writing.out.released.append(_due_now(moved, fits, writing.now_ms))
+            out.released.append(_due_now(moved, fits, writing.now_ms))
         ids = np.flatnonzero(~fits)
-        is_copyable = writing.own().of(moved).copyable(ids) & (
-            int(self._rows.keys[row]) not in writing.findings.no_copy
-        )
+        keys = self._rows.keys[row]
+        is_copyable = writing.own().of(moved).copyable(ids) & ~np.isin(keys[ids], list(writing.findings.no_copy))
         unreadable = unreadable_copies(moved)
         refused = dict.fromkeys(ids[~is_copyable].tolist(), COPY_TOO_LARGE)
         refused |= {i: unreadable[i] for i in ids.tolist() if i in unreadable}
         copied = ids[~np.isin(ids, list(refused))]
         fits[copied] = True
         for batch in copies(moved, copied):
-            writing.out.to_delay_topics.append(replace(batch, ids=np.full(len(batch), row)))
+            out.to_delay_topics.append(replace(batch, ids=row[batch.ids]))
         if refused:
-            if waits := writing.own().without_letters(self._sources[n]):
-                raise Unplannable({self._sources[n]: waits})
-            cut = refused.keys() if int(self._rows.keys[row]) in writing.findings.cut else ()
+            for source in np.unique(moved.source[list(refused)]).tolist():
+                if waits := writing.own().without_letters(source):
+                    raise Unplannable({source: waits})
+            cut = [i for i in refused if int(keys[i]) in writing.findings.cut]
             for batch in dead_letters(moved, np.flatnonzero(~fits), refused, writing.letter_topics, cut):
-                writing.out.letters.append(replace(batch, ids=np.full(len(batch), row)))
-        writing.out.copied.append((moved.keys[copied], moved.payload.take(pa.array(copied))))
-        over, changed, fitting = (np.unique(origin[mask & fits]) for mask in (is_over, is_changed, fits))
-        changed = np.setdiff1d(changed, over)
-        rest, lost = np.setdiff1d(fitting, np.union1d(over, changed)), np.setdiff1d(origin, fitting)
-        if len(over):
-            writing.out.to_delay_topics.append(self._sent_on(n, [over.tolist()], ends=True))
-        dues_ms = np.unique(moved.due[is_changed & fits & np.isin(origin, changed)])
-        due_ms = int(dues_ms[0]) if len(dues_ms) == 1 and dues_ms[0] != h.NEVER_MS else None
-        return [
-            result
-            for result in (
-                _result(Outcome.MOVED, changed, due_ms),
-                _result(Outcome.NOT_PENDING, rest),
-                _result(Outcome.UNKNOWN, lost),
-            )
-            if len(result[1])
-        ]
+                out.letters.append(replace(batch, ids=row[batch.ids]))
+        out.copied.append((moved.keys[copied], moved.payload.take(pa.array(copied))))
+        columns = (each.tolist() for each in (which, origin, is_changed, is_over, fits, moved.due))
+        told = [_Told() for _ in acting]
+        for i, offset, has_changed, has_ended, has_fit, due_ms in zip(*columns, strict=True):
+            told[i].add(offset, due_ms if has_changed else None, is_over=has_ended, fits=has_fit)
+        for (n, _), each in zip(acting, told, strict=True):
+            if each.over:
+                out.to_delay_topics.append(self._sent_on(n, sorted(each.over), ends=True))
+        return [each.results() for each in told]
 
     def _moved(
-        self, n: int, effect: Effect, live: Int64s, letter_topics: Mapping[str, str]
+        self, acting: Sequence[tuple[int, Decided]], which: Ids, letter_topics: Mapping[str, str]
     ) -> tuple[DueRows, Bools, Bools]:
-        """The rows that a move copies, with their new due times; a mask of those that it changes; a mask of those whose
-        schedules have ended. A pause or its end leaves non-recurring messages unchanged. A move of due messages to now
-        leaves their due times. No move changes held dead letters."""
-        payload = effect.payload.take(pa.array(live))
-        at, source = effect.rows.at[live], np.full(len(live), self._sources[n], dtype=np.int32)
-        rows = Rows(at=at, source=source, offset=effect.rows.offset[live], payload=payload)
+        """The rows that moves copy (`which` move each), with their new due times; a mask of those that are changed; a
+        mask of those whose schedules have ended. A pause or its end leaves non-recurring messages unchanged. A move of
+        due messages to now leaves their due times. No move changes held dead letters."""
+        begins = np.cumsum([0, *(len(each.effect.rows) for _, each in acting)])[:-1]
+        live = np.concatenate([begin + each.live for begin, (_, each) in zip(begins.tolist(), acting, strict=True)])
+        table = pa.Table.from_batches([each.effect.payload for _, each in acting]).combine_chunks()
+        payload = table.to_batches()[0].take(pa.array(live))
+        number = np.array([self._sources[n] for n, _ in acting], dtype=np.int32)
+        rows = Rows(
+            at=np.concatenate([each.effect.rows.at[each.live] for _, each in acting]),
+            source=number[which],
+            offset=np.concatenate([each.effect.rows.offset[each.live] for _, each in acting]),
+            payload=payload,
+        )
         is_letter = held_rows(DueRows(rows, self._rows.columns), letter_topics)
         column = {name: payload.column(name).to_pylist() for name in ("due", "schedule", "tick", "attempt")}
-        to_ms, now_ms = self._due[n], self._ts[n]
-        changed, over = np.zeros(len(live), np.bool_), np.zeros(len(live), np.bool_)
-        for i, text in enumerate(column["schedule"]):
+        changed, over = np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.bool_)
+        by = [acting[i][0] for i in which.tolist()]
+        for i, (text, n) in enumerate(zip(column["schedule"], by, strict=True)):
+            to_ms, now_ms = self._due[n], self._ts[n]
             if to_ms == h.AS_DUE_MS:
                 changed[i] = not is_letter[i] and text is None and column["due"][i] <= now_ms
                 continue
@@ -336,42 +364,32 @@ class DueCommands:
                 continue
             column["schedule"][i], column["due"][i] = after
             changed[i] = True
-        column["rolls"] = [0] * len(live)
+        column["rolls"] = [0] * len(rows)
         for name, values in column.items():
             index = payload.schema.get_field_index(name)
             field = payload.schema.field(index)
             payload = payload.set_column(index, field, pa.array(values, field.type))
         return DueRows(replace(rows, payload=payload), self._rows.columns), changed, over
 
-    def _sent_on(
-        self, n: int, lists: Sequence[Sequence[int] | None], *, ends: bool = False, is_answered: bool = True
-    ) -> Batch:
-        """The command again (None), or one by origin for each of these lists, into its own partition; with `ends`, as a
-        cancel."""
-        topic, partition = self._place(n)[:2]
+    def _sent_on(self, n: int, origins: list[int], most: int = 1, *, ends: bool = False, asks: bool = True) -> Batch:
+        """The command, as ones by origin for `most` of these messages each, into its own partition; with `ends`, as
+        cancels. Each has an absolute time, and the place of the client's record."""
+        topic, partition, _ = self._place(n)
         is_move = self._is_move(n) and not ends
-        headers = [self._headers_with(n, origins, is_move=is_move, is_answered=is_answered) for origins in lists]
+        left_out = h.COMMANDS if asks else (*h.COMMANDS, h.REPLY_TO, h.CORRELATION)
+        said = {name: text for name, text in self._headers[n].items() if name not in left_out}
+        name, until_ms = (h.MOVE_ORIGIN, self._due[n]) if is_move else (h.CANCEL_ORIGIN, None)
+        place = h.origin_text(*self._command(n))
+        texts = [h.origins_text(topic, partition, origins[i : i + most]) for i in range(0, len(origins), most)]
+        named = [{**said, name: text.encode()} for text in texts]
         return Batch(
             topic=topic,
-            ids=np.full(len(lists), self.ids[n]),
-            values=[None] * len(lists),
-            keys=[self._keys[n]] * len(lists),
-            headers=headers,
-            partitions=[partition] * len(lists),
+            ids=np.full(len(texts), self.ids[n]),
+            values=[None] * len(texts),
+            keys=[self._keys[n]] * len(texts),
+            headers=[sent_on(each, until_ms=until_ms, forwarded=place) for each in named],
+            partitions=[partition] * len(texts),
         )
-
-    def _headers_with(self, n: int, origins: Sequence[int] | None, *, is_move: bool, is_answered: bool) -> Headers:
-        """The command's headers with an absolute time, and the place of its client's record."""
-        topic, partition, _ = self._place(n)
-        said = self._headers[n]
-        if origins is not None:
-            name = h.MOVE_ORIGIN if is_move else h.CANCEL_ORIGIN
-            said = {each: text for each, text in said.items() if each not in h.COMMANDS}
-            said[name] = h.origins_text(topic, partition, origins).encode()
-        if not is_answered:
-            said = {each: text for each, text in said.items() if each not in (h.REPLY_TO, h.CORRELATION)}
-        until_ms = self._due[n] if is_move else None
-        return sent_on(said, until_ms=until_ms, forwarded=h.origin_text(*self._command(n)))
 
     # ---- answers
 

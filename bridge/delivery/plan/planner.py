@@ -298,16 +298,8 @@ class Planner:
             for row, topic in commands.named_elsewhere()
             if row not in forwards.ids
         }
-        sent = commands.sent()
         return commands.output(
-            loan.decide(
-                commands.in_order(sent),
-                now_ms,
-                commands.passed(findings.no_copy),
-                sent,
-                commands.first(),
-                findings.no_copy,
-            ),
+            loan.decide(commands.seqs, now_ms, commands.passed(findings.no_copy), findings.no_copy),
             elsewhere,
             own,
             self._letter_topics,
@@ -451,7 +443,7 @@ def _waiting(
     if not len(ids):
         return fates
     origin = rows.payload.column("origin").to_numpy()[ids]
-    ids = ids[loan.are_waited_for(pack(rows.source[ids].astype(np.int64), origin), now_ms)]
+    ids = ids[loan.are_waited_for(pack(rows.source[ids].astype(np.int64), origin))]
     ids = ids[own().copyable(ids) & ~own().is_down[rows.source[ids]]] if len(ids) else ids
     return passes.deferred(fates, ids, np.full(len(ids), now_ms + WAITS_MS), now_ms)
 

@@ -219,7 +219,8 @@ class TransactionalWriter(Writer):
             if joined is not None and self._in_use().is_in_doubt():
                 # A late copy of the earlier offsets would be taken after these: the transaction is still the same.
                 raise Aborted(Cause.BROKERS_BUSY, IN_DOUBT, dict(self._failed))
-            self._calls.call(self._sending(offsets, group_metadata), self._budgets.unanswered_s, look, STALLED_S)
+            call = self._calls.begin(self._sending(offsets, group_metadata))
+            self._calls.result(call, self._budgets.unanswered_s, look, STALLED_S)
 
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
         """The offsets join the transaction, unless they have; once all records are acknowledged, it is committed."""

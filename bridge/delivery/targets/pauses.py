@@ -8,8 +8,8 @@ one instance gets.
     2 the dispatcher commits it, with the next transaction or alone     a crash leaves the commit's outcome
     3 written    it is in force, and `put` returns                      the next start reads it
 
-A message that is due during a pause of its target is copied once, to the end of the roll window (plan/copies.py), and
-brought forward when the pause ends (resuming.py).
+A message that is due during a pause of its target is copied once, to the end of the roll window or of seven days
+(plan/backoff.py), and brought forward when the pause ends (resuming.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ FILE: Final = "paused-targets.json"
 WRITE_S: Final = 10.0
 """The time for the commit: an open transaction ends first."""
 ENDED_MS_MAX: Final = 8 * 86_400_000
-"""How long the end of a pause is remembered: longer than the longest roll window that `auto` gives."""
+"""How long the end of a pause is remembered: longer than a message waits for it (`PARKED_MS_MAX` in
+plan/backoff.py)."""
 
 log = structlog.get_logger("bridge.delivery.targets.pauses")
 
@@ -172,7 +173,7 @@ class Pauses:
     def ended(self) -> list[Pause]:
         """Ended pauses, whose messages may still wait."""
         now_ms = self._clock.now_ms()
-        return [each for each in self._said if not each.is_in_force(now_ms)]
+        return [each for each in self._kept(self._said) if not each.is_in_force(now_ms)]
 
     def _kept(self, told: Said) -> Said:
         """The pauses without those that ended long ago."""

@@ -19,6 +19,8 @@ SKIPPED, COMMITTED, ABORTED = "skipped", "committed", "aborted"
 CHOICES_MAX: Final = 10_000
 
 Place = tuple[SourceName, int]
+"""A partition and an offset. In BATCHES, which outlives a topic, the topic's id stands for its name: entries of earlier
+versions have the name, and count for no topic."""
 
 
 class Choices:

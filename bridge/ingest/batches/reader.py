@@ -2,7 +2,8 @@
 
 Kafka's consumers unpack a batch before they know its size, and neither of them reports it. This reader counts first: it
 needs memory for one compressed batch and one record, and reports larger records, and batches with a wrong checksum. It
-takes a second to start, so it reads only batches that have ended a reader before (suspects.py).
+takes a second to start, so it reads only batches that have ended a reader before (suspects.py), and the first ones of a
+log (start/oldest.py).
 """
 
 from __future__ import annotations
@@ -183,9 +184,7 @@ _LARGE: Final = struct.Struct(">qq?q")
 _BATCH: Final = struct.Struct(">qq")
 
 
-def _read(
-    answer: _Answer, stretch: Stretch, process: subprocess.Popen[bytes]
-) -> Iterator[tuple[SourceName, Record | TooLargeRecord | CorruptBatch | End]]:
+def _read(answer: _Answer, stretch: Stretch, process: subprocess.Popen[bytes]) -> Iterator[tuple[SourceName, Found]]:
     """One stretch."""
     at = stretch.begin
     while True:

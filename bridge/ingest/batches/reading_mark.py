@@ -18,10 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets
 
 FILE: Final = "being-read.json"
-Offsets = Mapping[SourceName, int]
 
 
 class ReadingMark:

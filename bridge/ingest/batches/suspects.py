@@ -13,18 +13,20 @@ partition is read again from time to time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
-import pyarrow as pa
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure
-from bridge.ingest.batches.choices import Choices
-from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch, TooLargeRecord
+from bridge.ingest.batches.choices import BATCHES, Choices, Place
+from bridge.ingest.batches.reader import BatchReader, CorruptBatch, End, Found, Stretch, TooLargeRecord
 from bridge.ingest.batches.reading_mark import ReadingMark
+from bridge.settings.clients import java_client, system_properties
+from bridge.settings.model import Settings
 from bridge.spark.errors import JAVA_ENDED, is_about_records
-from bridge.stores.names import SourceName
+from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.wire.reasons import RejectReason
 from bridge.wire.received import FRAMING_BYTES, Record, Unread, carried_bytes
 from timerstore.clock import Clock
@@ -41,18 +43,10 @@ FAILURES_MAX: Final = 6
 MARK_S: Final = 0.5
 CODE: Final = "DB-4060"
 
-Offsets = Mapping[SourceName, int]
-Take = Callable[[pa.Table, Offsets], None]
+Take = Callable[[list[Record] | Unread, Offsets], None]
+"""Takes in records, or what stands for unread ones, and the ends that they reach."""
 
 log = structlog.get_logger("bridge.ingest.batches.suspects")
-
-
-class ReadBatches(Protocol):
-    """As `BatchReader.read`."""
-
-    def __call__(
-        self, stretches: Sequence[Stretch], is_over: Callable[[], bool]
-    ) -> Iterator[tuple[SourceName, Found]]: ...
 
 
 class Suspects:
@@ -61,18 +55,16 @@ class Suspects:
     def __init__(
         self,
         *,
-        read: ReadBatches,
-        decode: Callable[[Iterable[Record]], pa.Table],
-        unread: Callable[[Unread], pa.Table],
+        read: Callable[[Sequence[Stretch], Callable[[], bool]], Iterator[tuple[SourceName, Found]]],
         skips: Choices,
+        topic_id: Callable[[str], str],
         mark: ReadingMark,
         clock: Clock,
     ) -> None:
-        """`decode` and `unread` make entries. Partitions in the mark of the process before are suspect."""
+        """`read` is that of a `BatchReader`; `topic_id` returns the id of a delay topic, by which `skips` name it: a
+        topic that is created again has other batches. Partitions in the mark of the process before are suspect."""
         self._read = read
-        self._decode = decode
-        self._unread = unread
-        self._skips = skips
+        self._skips, self._topic_id = skips, topic_id
         self._mark, self._marked_s = mark, -MARK_S
         self._clock = clock
         self._lock = threading.Lock()
@@ -80,19 +72,33 @@ class Suspects:
         """The exclusive ends up to which partitions are read here."""
         self._held: dict[SourceName, CorruptBatch] = {}
         self._looked_s: dict[SourceName, float] = {}
-        self._names: frozenset[SourceName] = frozenset()
+        self.names: frozenset[SourceName] = frozenset()
+        """The partitions that neither reader may read."""
         self._failures = 0
         self._failed_s = 0.0
         self.suspect(mark.suspects, "two processes have ended here")
 
+    @classmethod
+    def of(
+        cls, settings: Settings, jars: Callable[[], Sequence[Path]], topic_id: Callable[[str], str], clock: Clock
+    ) -> Suspects:
+        """The suspects of a process with these settings. `jars` are Kafka's client and the reader of batches."""
+        return cls(
+            read=BatchReader(lambda: java_client(settings), jars, lambda: system_properties(settings)).read,
+            skips=Choices(settings.store.directory, BATCHES),
+            topic_id=topic_id,
+            mark=ReadingMark(settings.store.directory),
+            clock=clock,
+        )
+
     def suspect(self, at: Offsets, why: str) -> None:
         """Have the batches behind these offsets read here; those of held partitions are known."""
         with self._lock:
-            new = sorted(at.keys() - self._names)
+            new = sorted(at.keys() - self.names)
             self._suspect |= {name: at[name] + AHEAD for name in new}
             self._changed()
         if new:
-            log.warning("partitions-suspect", partitions=_names(new), reason=why)
+            log.warning("partitions-suspect", partitions=texts_of(new), reason=why)
 
     def judge(self, failure: BridgeError, failures: int, sent: Offsets) -> None:
         """The query has failed, for this many times in a row, at the offsets `sent`: the next batches may be the
@@ -107,7 +113,7 @@ class Suspects:
         now_s = self._clock.monotonic_s()
         if now_s - self._marked_s >= MARK_S:
             self._marked_s = now_s
-            self._mark.note({name: offset for name, offset in at.items() if name not in self._names})
+            self._mark.note({name: offset for name, offset in at.items() if name not in self.names})
 
     def rests(self) -> None:
         """Note that the plain reader has stopped reading."""
@@ -123,13 +129,8 @@ class Suspects:
 
     def trusted(self, at: Offsets) -> dict[SourceName, int]:
         """The partitions that both readers may read."""
-        names = self._names
+        names = self.names  # it may change meanwhile
         return {name: offset for name, offset in at.items() if name not in names}
-
-    @property
-    def names(self) -> frozenset[SourceName]:
-        """The partitions that neither reader may read."""
-        return self._names
 
     def are_done(self, at: Offsets) -> bool:
         """Whether the query has something to read: no partition is suspect, and not all owned ones are held."""
@@ -147,7 +148,7 @@ class Suspects:
         )
 
     def look(self, at: Offsets, take: Take, is_over: Callable[[], bool]) -> bool:
-        """Read the suspects from these offsets on, and give `take` the entries; less if `is_over`. Returns whether held
+        """Read the suspects from these offsets on, and give `take` the records; less if `is_over`. Returns whether held
         partitions are trusted again, so that readers must begin anew. Raises EnvironmentFailure for an unreadable file
         of skips."""
         stretches = [Stretch(name=name, begin=at[name], end=end) for name, end in self._wanted(at)]
@@ -163,21 +164,21 @@ class Suspects:
             if failure.code != "DB-3060":
                 raise
             self._failures, self._failed_s = self._failures + 1, self._clock.monotonic_s()
-            names = _names(stretch.name for stretch in stretches)
+            names = texts_of(stretch.name for stretch in stretches)
             log.warning("batches-not-read", partitions=names, reason=failure.fields.get("reason"))
             if self._failures >= FAILURES_MAX:
                 for name in [stretch.name for stretch in stretches if stretch.name not in self._held]:
                     self._trust(name)
-        return bool(held - self._names)
+        return bool(held - self.names)
 
     def _wanted(self, at: Offsets) -> list[tuple[SourceName, int]]:
         now_s = self._clock.monotonic_s()
         if self._failures and now_s < self._failed_s + min(PAUSE_S_MAX, 2.0**self._failures):
             return []
-        skipped = self._skips.all() if self._held else ()
+        skipped = self._skips.all() if self._held else {}
         with self._lock:
             for name, batch in self._held.items():
-                if now_s >= self._looked_s[name] + AGAIN_S or (name, batch.offset) in skipped:
+                if now_s >= self._looked_s[name] + AGAIN_S or self._place(name, batch) in skipped:
                     self._suspect[name] = batch.next
                     self._looked_s[name] = now_s
             self._suspect = {name: end for name, end in self._suspect.items() if name in at}
@@ -185,7 +186,7 @@ class Suspects:
             return sorted(self._suspect.items())
 
     def _read_stretches(self, stretches: Sequence[Stretch], take: Take, is_over: Callable[[], bool]) -> None:
-        pile = _Pile(self._decode, take)
+        pile = _Pile(take)
         for name, item in self._read(stretches, is_over):
             if is_over():
                 return
@@ -203,18 +204,16 @@ class Suspects:
                 if not is_over():  # otherwise it may not have been taken in
                     self._trust(name)
 
-    def _too_large(self, name: SourceName, found: TooLargeRecord) -> pa.Table:
+    def _too_large(self, name: SourceName, found: TooLargeRecord) -> Unread:
         log.error(
             "record-not-held", topic=name[0], partition=name[1], offset=found.offset, size=found.size, code="DB-4061"
         )
-        return self._unread(
-            Unread(name, found.offset, found.ts, RejectReason.TOO_LARGE_TO_READ, f"record ({found.size} bytes)")
-        )
+        return Unread(name, found.offset, found.ts, RejectReason.TOO_LARGE_TO_READ, f"record ({found.size} bytes)")
 
-    def _skipped(self, name: SourceName, batch: CorruptBatch) -> pa.Table | None:
-        """The entry in place of the batch; None if it is not skipped."""
+    def _skipped(self, name: SourceName, batch: CorruptBatch) -> Unread | None:
+        """What stands in place of the batch; None if it is not skipped."""
         place = {"topic": name[0], "partition": name[1], "offset": batch.offset, "next": batch.next}
-        if (name, batch.offset) not in self._skips.all():
+        if self._place(name, batch) not in self._skips.all():
             if name not in self._held:
                 log.error("batch-corrupt", **place, reason=batch.reason, code=CODE)
             with self._lock:
@@ -225,7 +224,11 @@ class Suspects:
             return None
         log.warning("batch-skipped", **place)
         omitted = f"records from offset {batch.offset} to {batch.next - 1}"
-        return self._unread(Unread(name, batch.offset, self._clock.now_ms(), RejectReason.CORRUPT, omitted))
+        return Unread(name, batch.offset, self._clock.now_ms(), RejectReason.CORRUPT, omitted)
+
+    def _place(self, name: SourceName, batch: CorruptBatch) -> Place:
+        """The batch's place in the file of skips."""
+        return (self._topic_id(name[0]), name[1]), batch.offset
 
     def _trust(self, name: SourceName) -> None:
         with self._lock:
@@ -234,14 +237,14 @@ class Suspects:
             self._changed()
 
     def _changed(self) -> None:
-        self._names = frozenset(self._suspect | self._held.keys())
+        self.names = frozenset(self._suspect | self._held.keys())
 
 
 class _Pile:
     """Records on their way to `take`: in parts, in their order."""
 
-    def __init__(self, decode: Callable[[Iterable[Record]], pa.Table], take: Take) -> None:
-        self._decode, self._take = decode, take
+    def __init__(self, take: Take) -> None:
+        self._take = take
         self._records: list[Record] = []
         self._bytes = 0
 
@@ -252,8 +255,8 @@ class _Pile:
         if len(self._records) >= TAKEN_RECORDS or self._bytes >= TAKEN_BYTES:
             self._go(name, record.offset + 1)
 
-    def put(self, name: SourceName, entry: pa.Table | None, end: int) -> None:
-        """Take an entry of its own; None: the rest of this partition is unknown."""
+    def put(self, name: SourceName, entry: Unread | None, end: int) -> None:
+        """Take this one; None: the rest of this partition is unknown."""
         if self._records:
             self._go(name, self._records[-1].offset + 1)
         if entry is not None:
@@ -264,8 +267,4 @@ class _Pile:
 
     def _go(self, name: SourceName, end: int) -> None:
         records, self._records, self._bytes = self._records, [], 0
-        self._take(self._decode(records), {name: end})
-
-
-def _names(names: Iterable[SourceName]) -> list[str]:
-    return [f"{topic}/{partition}" for topic, partition in names]
+        self._take(records, {name: end})

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 from bridge.errors import EnvironmentFailure
-from bridge.ingest.watch.reading import Offsets
 from bridge.ingest.watch.waits import Wait
+from bridge.stores.names import Offsets
 
 SETTLE_S: Final = 1.0
 """Grace period after the last task of a query starts, so that it fetches before the plain reader ends."""
@@ -37,11 +37,6 @@ class HandOver:
         self._tasks += 1
         if self._tasks >= len(self._start) and self._complete_s is None:
             self._complete_s = now_s
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether each partition has a task."""
-        return self._complete_s is not None
 
     def begin_again(self, now_s: float) -> None:
         """The plain reader has taken over meanwhile."""

@@ -30,19 +30,11 @@ class Then(Enum):
     CLOSES = "the connection is closed"
 
 
-class Watcher(Enum):
-    """The thread that detects the deadline."""
-
-    ITSELF = "the one that waits"
-    INGEST = "the thread of the plain reader"
-
-
 class _Row(NamedTuple):
     who: str
     waits_for: str
     s: float
     then: Then
-    watcher: Watcher = Watcher.ITSELF
 
 
 class Wait(Enum):
@@ -54,19 +46,14 @@ class Wait(Enum):
     UP_TO_COMMITTED = _Row(
         "query", "a partition that the plain reader reads up to the committed O", 10.0, Then.SPARK_READS
     )
-    JOB_FRAMES = _Row(
-        "plain reader, which rests", "the next frame of a batch job", 20.0, Then.PLAIN_READS, Watcher.INGEST
-    )
-    CALL = _Row(
-        "query", "Spark's answer: a plan, a batch job, a query's begin or end", 600.0, Then.ENDS, Watcher.INGEST
-    )
+    CALL = _Row("query", "Spark's answer: a plan, a query's begin or end", 600.0, Then.ENDS)
     TASKS = _Row("hand-over", "a task of the query for each partition", 120.0, Then.ANEW)
     CLOSE = _Row("hand-over", "the query, to come close to the plain reader", 20.0, Then.GOES_ON)
     RELIEF = _Row("hand-over", "the query, to send all that the plain reader had by then", 300.0, Then.ANEW)
-    LOOK = _Row("delivery", "the JVM's answer about a query that serves", 5.0, Then.PLAIN_READS, Watcher.INGEST)
-    JVM = _Row("query", "the JVM's answer about its query", 120.0, Then.ENDS, Watcher.INGEST)
+    LOOK = _Row("delivery", "the JVM's answer about a query that serves", 5.0, Then.PLAIN_READS)
+    JVM = _Row("query", "the JVM's answer about its query", 120.0, Then.ENDS)
     ENDS_OF_QUIET = _Row("plain reader", "the brokers, for the ends of quiet partitions", 3.0, Then.AGAIN)
-    STARVING = _Row("partition", "records that the query does not send", 15.0, Then.PLAIN_READS, Watcher.INGEST)
+    STARVING = _Row("partition", "records that the query does not send", 15.0, Then.PLAIN_READS)
     STEP_OF_MAINTENANCE = _Row("partition that comes", "the present step of maintenance", 10.0, Then.AGAIN)
     FLUSH_OF_GONE = _Row("partition that goes", "its flush", 2.0, Then.GOES_ON)
     TOKEN = _Row("frames", "the token of a connection", 10.0, Then.CLOSES)

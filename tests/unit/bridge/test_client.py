@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -39,6 +40,9 @@ class FakeProducer:
             raise KafkaException(self.refuse_at_once)
         self.sent.append({"topic": topic, "value": value, "key": key, "partition": partition, "headers": headers})
         on_delivery(self.refuse, None)
+
+    def __len__(self) -> int:
+        return self.full
 
     def poll(self, _: float) -> int:
         return 0
@@ -195,6 +199,14 @@ def test_a_full_queue_is_waited_for() -> None:
     assert len(producer.sent) == 1
 
 
+@pytest.mark.fault("a message larger than the queue of its producer")
+def test_a_message_that_the_queue_never_has_room_for_is_refused() -> None:
+    """A message that does not fit into the empty queue of its producer is an error; `send` does not wait for ever."""
+    config = {"bootstrap.servers": "127.0.0.1:1", "queue.buffering.max.kbytes": 1, "log_level": 0}
+    with pytest.raises(EnvironmentFailure, match="no room for it"):
+        DelayClient(config).send("t", b"v" * 2_000, after=timedelta(seconds=1))
+
+
 def test_flush_raises_for_what_was_not_taken_and_nobody_else_was_told_of() -> None:
     """Fire and forget must not forget a failure."""
     producer = FakeProducer(refuse=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
@@ -207,6 +219,33 @@ def test_flush_raises_for_what_was_not_taken_and_nobody_else_was_told_of() -> No
     sender.send("t", b"", after=timedelta(seconds=1), on_delivery=lambda error, _: told.append(error))
     sender.flush()
     assert told[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+
+@pytest.mark.fault("a refusal during another thread's flush of the client")
+def test_a_refusal_during_a_flush_of_another_thread_is_reported_once() -> None:
+    """A refusal that arrives while another thread flushes is reported by that flush or by the next one."""
+    sender = client(FakeProducer(refuse=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)))
+    reported: list[EnvironmentFailure] = []
+
+    def flush() -> None:
+        try:
+            sender.flush()
+        except EnvironmentFailure as failure:
+            reported.append(failure)
+
+    other = threading.Thread(target=flush)
+
+    class Interrupted(list[KafkaError]):
+        def append(self, error: KafkaError) -> None:
+            other.start()
+            other.join(0.05)  # without the lock it ends here
+            super().append(error)
+
+    sender._failures = Interrupted()
+    sender.send("t", b"", after=timedelta(seconds=1))
+    other.join()
+    flush()
+    assert len(reported) == 1
 
 
 @pytest.mark.parametrize(
@@ -238,6 +277,7 @@ def test_a_configuration_makes_a_producer_with_javas_partitioner() -> None:
 
 BARE: Final = """
 import sys
+import threading
 
 class Nothing:
     def find_spec(self, name, path=None, target=None):

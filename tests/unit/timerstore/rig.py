@@ -26,7 +26,7 @@ def take(transaction: Transaction, until_ms: int, limit: int) -> Taken:
     """Of a store alone: overtaken rows leave half of the room to what is due on time."""
     resident, until = transaction._state.resident, end_of(until_ms)
     on_time = resident.ready.count_until(min(until, resident.frontier))
-    overtaken = min(resident.overtaken.count_due(until_ms), max(limit - on_time, (limit + 1) // 2))
+    overtaken = min(transaction.late(until_ms), max(limit - on_time, (limit + 1) // 2))
     return transaction.take(until_ms, overtaken, end_of(until_ms), limit - overtaken)
 
 

@@ -69,6 +69,8 @@ class Store:
         self.rows = sorted(rows, key=_position)
         self.error: Exception | None = None
         self.asked: list[Query] = []
+        self.unread: list[PendingRow] = []
+        """Messages whose records are in the log."""
 
     def find(self, query: Query, now_ms: int, *, after: NamedPosition | None, limit: int, bulky: bool) -> Page:
         """A page; without values and headers unless `bulky`."""
@@ -267,6 +269,8 @@ class Bridge:
     letters: Letters = field(default_factory=Letters)
     paused: Paused = field(default_factory=Paused)
     dispatcher: Dispatcher | None = None
+    joining: list[SourceName] = field(default_factory=list)
+    """The partitions that are not read up to their committed offsets."""
 
     def __post_init__(self) -> None:
         """A dispatcher of the store."""
@@ -296,6 +300,17 @@ class Bridge:
     def pending(self) -> PendingMessages | None:
         """As it was set."""
         return self.store
+
+    def unread(self) -> Sequence[SourceName]:
+        """As it was set."""
+        return self.joining
+
+    def log_ends(self) -> Mapping[SourceName, int]:
+        """Behind all messages, read or not."""
+        if self.store is None:
+            return {}
+        beyond = {("delay", 0): max((row.offset + 1 for row in self.store.unread), default=0)}
+        return {name: max(end, beyond.get(name, 0)) for name, end in self.store.next_offsets().items()}
 
     def overview(self) -> Overview | None:
         """None without a store."""

@@ -106,7 +106,7 @@ def test_letters_of_several_partitions_that_do_not_fit_come_with_the_next_page(m
     left = places[len(shown.letters) :]
     assert 0 < len(shown.letters) < 4 and shown.next is not None
     highest = {place[:2]: max(each[2] for each in left if each[:2] == place[:2]) + 1 for place in left}
-    assert cursors.read_below(shown.next) == {("d", 2): 7} | highest
+    assert cursors.decode_below(shown.next) == {("d", 2): 7} | highest
 
 
 def test_a_merged_page_has_the_same_bound() -> None:

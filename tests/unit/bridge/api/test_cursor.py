@@ -38,5 +38,5 @@ def test_no_other_text_is_a_cursor(text: str) -> None:
 )
 def test_wrong_values_are_refused(found: object) -> None:
     """Out of bounds, or of another type."""
-    with pytest.raises(ValueError, match="not a cursor"):
+    with pytest.raises(ValueError, match="invalid cursor"):
         cursor.decode_position(base64.urlsafe_b64encode(json.dumps(found).encode()).decode())

@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -328,7 +329,8 @@ def test_any_instance_acts_for_all() -> None:
         assert (last["error"], last["cursor"], last.get("incomplete")) == (None, None, None)
         for i, each in enumerate((one, other)):
             assert each.dispatcher is not None
-            assert [(order.source[1], order.origins) for order in each.dispatcher.sent] == [(i, tuple(range(i, 20, 2)))]
+            sent = [(order.source[1], order.origins) for order in each.dispatcher.sent]
+            assert sent == [(i, (origin,)) for origin in range(i, 20, 2)]
             assert {order.due_ms for order in each.dispatcher.sent} == {NOW_MS + 3_600_000}
         assert act(urls[0], "messages/cancel", {})[-1]["outcomes"] == {"cancelled": 20}
 
@@ -352,7 +354,7 @@ def test_a_bulk_action_says_who_did_not_act_and_goes_on_behind_what_all_have_don
         last = act(urls[0], "messages/cancel", {})[-1]
         assert (last["done"], last["complete"], "incomplete" in last) == (14, False, False)
         assert last["error"].startswith(f"{urls[1]}: no answers within")
-        assert cursors.read_position(last["cursor"])[1:3] == ("delay", 1)
+        assert cursors.decode_position(last["cursor"])[1:3] == ("delay", 1)
         other.dispatcher.silent = set()
         again = act(urls[0], "messages/cancel", {"cursor": last["cursor"]})[-1]
         assert (again["outcomes"], again["complete"]) == ({"cancelled": 4}, True)
@@ -401,6 +403,26 @@ def test_an_export_has_the_messages_of_all() -> None:
         assert exported(urls[1]) == ([each for each in everything if each[0]], [urls[0]])
         other.store = None
         assert ask(urls[0], "export")[0] == 503
+
+
+def test_the_partitions_that_an_instance_has_not_read_are_named_by_all() -> None:
+    """An answer names the unread partitions of every instance, beside the silent instances."""
+    one, other = two()
+    other.joining, gone = [("delay", 1)], "http://127.0.0.1:1"
+    with instances(one, other, gone=[gone]) as urls:
+        for path in ("count", "messages", "summary", f"timeline?edge={NOW_MS}"):
+            for url in urls[:2]:
+                assert ask(url, path)[1]["incomplete"] == [gone, "delay/1"]
+        for url in urls[:2]:
+            request = Request(f"{url}/api/v1/export", headers={"Authorization": f"Bearer {TOKEN}"})
+            missing: list[str] = []
+            with urlopen(request, timeout=30) as response:
+                deque(_told(response, missing), maxlen=0)
+            assert missing == [gone, "delay/1"]
+
+
+def _told(response: Any, missing: list[str]) -> Iterator[Any]:
+    missing += yield from read_export(response)
 
 
 @pytest.mark.fault("an export that fails at its beginning")

@@ -7,7 +7,8 @@ from unittest import mock
 
 import pytest
 
-from bridge.checks.host import PROBE_JAR, check_java_client
+from bridge.checks.host import check_java_client
+from bridge.install.connector import FRAME_WRITER
 from bridge.settings.model import Settings
 
 
@@ -20,7 +21,7 @@ def test_the_java_client_is_tried_with_the_options_that_it_will_have(
     java.write_text('#!/bin/sh\ncase "$*" in *-Da=b*) ;; *) echo no; exit 1;; esac\n')
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    jars = [tmp_path / "kafka-clients.jar", tmp_path / PROBE_JAR]
+    jars = [tmp_path / "kafka-clients.jar", tmp_path / FRAME_WRITER]
     statuses = [
         [
             each.status

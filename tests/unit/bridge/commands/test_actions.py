@@ -103,7 +103,7 @@ def test_a_question_is_asked_on_a_terminal(bridge: Bridge, served: list[str], mo
     refused = CliRunner().invoke(app, arguments, input="n\n")
     assert refused.exit_code == 1 and "deliver 6 messages?" in refused.stderr and sent(bridge) == []
     assert CliRunner().invoke(app, arguments, input="y\n").exit_code == 0
-    assert [len(order.origins) for order in sent(bridge)] == [6]
+    assert [order.origins for order in sent(bridge)] == [(n,) for n in range(6)]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from bridge.json_file import JsonFile
 from tests.unit.bridge.delivery.doubt.entries import doubt
 
 NAME, OFFSET = ("delay", 3), 1234
+TOPIC_IDS = {"delay": "wV3kX-kSRQ_5tPyRWzJ0Kw"}
 COMMANDS = [
     (BATCHES, SKIPPED, ["skip-batch", "delay/3/1234"], "the batch at offset 1234 will count as skipped"),
     (ENDS, ABORTED, ["resolve", "delay/3/1234", "--as", "aborted"], "at offset 1234 will count as aborted"),
@@ -24,8 +25,9 @@ COMMANDS = [
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a bridge that has messages in doubt."""
+    monkeypatch.setattr(cli, "_topic_id", lambda _, name: TOPIC_IDS[name])
     path = tmp_path / "bridge.yaml"
     path.write_text(
         f"bridge: {{id: orders}}\nkafka: {{common: {{bootstrap.servers: '127.0.0.1:1'}}}}\n"
@@ -44,8 +46,9 @@ def test_a_choice_is_in_the_file_that_the_bridge_looks_at(
     result = CliRunner().invoke(cli.app, [*command, "--config", str(config)])
     assert said in result.output and result.exit_code == 0, result.output
     choices = Choices(config.parent, file)
-    assert choices.all() == {(NAME, OFFSET): word}
-    assert choices.take([("delay", 2)]) == {} and choices.take([NAME]) == {(NAME, OFFSET): word}
+    name = (TOPIC_IDS["delay"], 3) if file == BATCHES else NAME
+    assert choices.all() == {(name, OFFSET): word}
+    assert choices.take([("delay", 2)]) == {} and choices.take([name]) == {(name, OFFSET): word}
     assert not choices.all()
 
 

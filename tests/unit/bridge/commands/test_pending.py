@@ -244,7 +244,7 @@ def test_a_list_has_all_pages_and_names_who_did_not_answer(words: str, name: str
 
     api.respond = respond
     status, out, err = invoke(*words.split(), "--all", "--url", api.url)
-    assert (status, len(out.splitlines()), err) == (0, 3, "incomplete: no answer of http://a, http://b\n")
+    assert (status, len(out.splitlines()), err) == (0, 3, "incomplete: messages of http://a, http://b are missing\n")
     _, out, err = invoke(*words.split(), "--limit", "1", "--output", "json", "--url", api.url)
     assert json.loads(out) == {name: [{**MESSAGE, "next": []}], "next": "1", "incomplete": ["http://b"]}
 
@@ -255,7 +255,7 @@ def test_a_list_has_all_pages_and_names_who_did_not_answer(words: str, name: str
 def test_an_incomplete_answer_is_called_so(words: str, found: dict[str, Any], api: Api) -> None:
     """A count, and the list of targets."""
     api.respond = lambda *_: answer({**found, "incomplete": ["http://a"]})
-    assert invoke(*words.split(), "--url", api.url)[2] == "incomplete: no answer of http://a\n"
+    assert invoke(*words.split(), "--url", api.url)[2] == "incomplete: messages of http://a are missing\n"
 
 
 def test_a_list_is_filled_from_pages_that_have_less(api: Api) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bridge.commands.replies import Replies, topic_of_answers
+from bridge.commands.replies import await_answers, topic_of_answers
+from bridge.commands.tail import Tail
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.settings.model import Settings
 from bridge.wire.answers import Answer, Outcome
@@ -18,7 +19,7 @@ COMMANDS = ("delay/0/7", "delay/1/9")
 
 
 def record(headers: Sequence[tuple[str, bytes | None]], value: bytes | None = b"{}") -> Any:
-    return SimpleNamespace(headers=lambda: list(headers), value=lambda: value)
+    return SimpleNamespace(headers=lambda: list(headers), value=lambda: value, error=lambda: None)
 
 
 def answer(command: tuple[str, int, int], outcome: Outcome, *offsets: int, count: int | None = None) -> Any:
@@ -31,50 +32,41 @@ def answer(command: tuple[str, int, int], outcome: Outcome, *offsets: int, count
     return record(told.record_headers(), told.value())
 
 
-@pytest.fixture
-def replies(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes Replies that read these records, and then nothing; each look takes a second."""
-    clock = ManualClock(now_ms=0)
+class Scripted(Tail):
+    """Reads these records, and then nothing; each look takes a second."""
 
-    def made(*records: Any) -> Replies:
-        waiting = list(records)
+    def __init__(self, *records: Any) -> None:
+        self._clock, self._left = ManualClock(now_ms=0), list(records)
+        self._consumer: Any = self
 
-        class Scripted:
-            def __init__(self, _: Mapping[str, Any], __: Sequence[str]) -> None:
-                pass
-
-            def next(self, _: float) -> Any:
-                clock.advance(1_000)
-                return waiting.pop(0) if waiting else None
-
-        monkeypatch.setattr("bridge.commands.replies.Tail", Scripted)
-        return Replies({}, "delay.answers", clock)
-
-    return made
+    def poll(self, _: float) -> Any:
+        self._clock.advance(1_000)  # type: ignore[attr-defined]
+        return self._left.pop(0) if self._left else None
 
 
-def test_each_partition_answers_for_itself(replies: Any) -> None:
+def test_each_partition_answers_for_itself() -> None:
     """Answers to others, and records that are none, are passed over; of one command there may be several."""
-    told = replies(
+    tail = Scripted(
         record([("delay-command", b"delay/0/8"), ("delay-outcome", b"cancelled")]),
         record([("delay-command", b"delay/0/7"), ("delay-outcome", b"eaten")]),
         record([("delay-command", b"delay/0/7")], None),
         answer(("delay", 0, 7), Outcome.NOT_PENDING),
         answer(("delay", 1, 9), Outcome.CANCELLED, 3, 4, count=150),
         answer(("delay", 1, 9), Outcome.DELIVERED, 5),
-    ).wait(COMMANDS, 60)
+    )
+    told = await_answers(tail, COMMANDS, 60)
     assert (told.counts["cancelled"], told.counts["delivered"]) == (150, 1)
     assert told.origins["cancelled"] == ["delay/1/3", "delay/1/4"]
     assert not told.has_changed and not told.is_nothing, "one has left before its turn"
 
 
-def test_one_by_origin_is_answered_when_all_that_it_names_is(replies: Any) -> None:
+def test_one_by_origin_is_answered_when_all_that_it_names_is() -> None:
     """By the counts of its answers."""
     records = answer(("delay", 0, 7), Outcome.MOVED, 1, 2), answer(("delay", 0, 7), Outcome.NOT_PENDING, 3)
-    told = replies(*records).wait(COMMANDS[:1], 60, 3)
+    told = await_answers(Scripted(*records), COMMANDS[:1], 60, 3)
     assert told.counts == {"moved": 2, "not-pending": 1} and told.has_changed
     with pytest.raises(EnvironmentFailure, match="no answer of the bridge within 60 s"):
-        replies(records[0]).wait(COMMANDS[:1], 60, 3)
+        await_answers(Scripted(records[0]), COMMANDS[:1], 60, 3)
 
 
 def test_a_topic_that_the_bridge_may_not_use_is_refused() -> None:

@@ -11,16 +11,14 @@ import pytest
 
 from bridge.delivery import resuming
 from bridge.delivery.resuming import Named, Resuming
-from bridge.delivery.targets.pauses import Pauses
+from bridge.delivery.targets.pauses import ENDED_MS_MAX, Pauses
 from bridge.wire.committed_state import Pause
-from bridge.wire.headers import MOVED_MAX
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.stores.rig import NOW_MS, ORDERS, Rig
 from tests.unit.timerstore.entries import Record
 from timerstore.limits import Limits
 
 LATER_MS = NOW_MS + 1_000_000
-WINDOW_MS = 10_000_000
 
 
 class Bench:
@@ -37,14 +35,15 @@ class Bench:
         self.rig.deliver()
         self.rig.stores.flush(NOW_MS)
         self.pauses = Pauses(self.clock)
-        self.sent: list[tuple[int, ...]] = []
+        self.sent: list[int] = []
         self.has_gone = False
+        self.log_ends = {ORDERS: len(log)}
         self.resuming = Resuming(
             pauses=self.pauses,
             store=lambda: self.rig.stores,
             bring=self._bring,
             read=lambda _: (),
-            window_ms=lambda: WINDOW_MS,
+            log_ends=lambda _: self.log_ends,
             clock=self.clock,
             rate=rate,
         )
@@ -56,7 +55,7 @@ class Bench:
     def _bring(self, named: Named) -> list[Future[Any]] | None:
         if self.has_gone:
             return None
-        self.sent += [origins for _, origins in named]
+        self.sent += [origin for _, origin in named]
         answered: list[Future[Any]] = [Future() for _ in named]
         for future in answered:
             future.set_result(())
@@ -66,7 +65,7 @@ class Bench:
         self.pauses.learn([Pause(name="orders", changed_ms=self.clock.now_ms(), is_paused=False)])
 
     def brought(self) -> list[int]:
-        return [offset for origins in self.sent for offset in origins]
+        return self.sent
 
 
 @pytest.mark.fault("the backlog of a pause that has ended")
@@ -81,7 +80,6 @@ def test_what_was_put_off_is_brought_forward_at_the_rate(tmp_path: Path) -> None
         assert bench.resuming.look() == (len(bench.brought()) - before) / 100
         counts.append(len(bench.brought()) - before)
     assert counts == [100, 100, 50] and sorted(bench.brought()) == list(range(250))
-    assert max(map(len, bench.sent)) == MOVED_MAX
     assert bench.resuming.look() == resuming.LOOK_S and len(bench.brought()) == 250
 
 
@@ -100,16 +98,36 @@ def test_it_is_looked_for_again_for_a_minute_and_no_longer(tmp_path: Path) -> No
     assert len(bench.brought()) == 10 * len(resuming.AGAIN_MS)
 
 
-def test_after_a_start_it_goes_on_until_nothing_can_wait_any_more(tmp_path: Path) -> None:
-    """It needs no record of what is done: what waits is found. A roll window after the end nothing does."""
+@pytest.mark.fault("copies of a paused target behind a backlog")
+def test_what_lies_unread_behind_a_backlog_comes_forward_when_it_is_read(tmp_path: Path) -> None:
+    """After a pause its messages come forward, even if their copies lie behind a backlog that takes hours to read."""
     bench = Bench(tmp_path, 10)
-    ended_ms = NOW_MS - WINDOW_MS - resuming.LATE_MS
-    bench.pauses.learn([Pause(name="orders", changed_ms=ended_ms - 1, is_paused=False)])
-    bench.resuming.look()
-    assert not bench.sent
-    bench.pauses.learn([Pause(name="orders", changed_ms=NOW_MS - 1_000, is_paused=False)])
+    unread = bench.log_ends[ORDERS]
+    bench.log_ends = {ORDERS: unread + 1}
+    bench.resume()
+    for _ in range(10):
+        bench.clock.advance(resuming.AGAIN_MS[-1])
+        bench.resuming.look()
+    bench.rig.logs[ORDERS].append(bench._put_off(unread, "orders"))
+    bench.rig.ingest()
+    bench.log_ends = {ORDERS: unread + 9}  # later records are of no importance
+    for _ in range(2):
+        bench.clock.advance(resuming.AGAIN_MS[-1])
+        bench.resuming.look()
+    assert bench.brought().count(unread) == 1
+
+
+@pytest.mark.fault("a roll window that is shortened while a target is paused")
+def test_after_a_start_it_goes_on_until_nothing_can_wait_any_more(tmp_path: Path) -> None:
+    """After a pause its messages come forward, however long ago it ended and under whichever roll window they were put
+    off, until the end of the pause is forgotten."""
+    bench = Bench(tmp_path, 10)
+    bench.resume()
+    bench.clock.advance(LATER_MS - NOW_MS - 1)
     bench.resuming.look()
     assert len(bench.brought()) == 10
+    bench.clock.advance(ENDED_MS_MAX)
+    assert not bench.pauses.ended(), "all have come up by themselves"
 
 
 def test_partitions_that_have_gone_are_searched_by_their_new_owner(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from bridge.http.management import LIMITS, SCRAPES_MAX, ManagementServer
 from bridge.http.protection import Protection
 from bridge.settings.model import Settings
 from bridge.telemetry.counts import Counts
-from bridge.telemetry.health import Health
+from bridge.telemetry.health import Health, Phase
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from dev.harness.waiting import wait_until
 from tests.system.secure import Authority
@@ -79,12 +79,12 @@ def bench() -> Iterator[Bench]:
 def test_readyz_says_phase_progress_and_reasons(bench: Bench) -> None:
     """An operator who asks why nothing is delivered yet gets the answer from the probe itself."""
     assert bench.json("/readyz") == (503, {"ready": False, "phase": "starting", "reasons": ["starting"]})
-    bench.health.enter("recovering", reasons=("reading delay[0]",), progress=0.25)
+    bench.health.enter(Phase("recovering", reasons=("reading delay[0]",), progress=0.25))
     status, body = bench.json("/readyz")
     assert (status, body["phase"], body["progress"], body["reasons"]) == (503, "recovering", 0.25, ["reading delay[0]"])
-    bench.health.enter("delivering", ready=True)
+    bench.health.enter(Phase("delivering", ready=True))
     assert bench.json("/readyz") == (200, {"ready": True, "phase": "delivering", "reasons": []})
-    bench.health.enter("running", ready=True, reader="plain")
+    bench.health.enter(Phase("running", ready=True, reader="plain"))
     assert bench.json("/readyz") == (200, {"ready": True, "phase": "running", "reasons": [], "reader": "plain"})
 
 

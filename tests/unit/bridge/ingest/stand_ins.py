@@ -13,7 +13,7 @@ from bridge.ingest.batches.choices import BATCHES, Choices
 from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import Suspects
-from bridge.ingest.decode_records import decode_records, unread_entry
+from bridge.ingest.decode_records import decode_records
 from bridge.ingest.plain_reader import NOTHING, PlainReader, Read, by_source
 from bridge.stores.names import SourceName
 from bridge.stores.stores import Life
@@ -169,12 +169,15 @@ class Batches:
                 yield name, End(offset=max(at, min(end, self.log[name])))
 
 
-def suspects(batches: Batches, clock: Clock, directory: Path) -> Suspects:
+def topic_id(topic: str, generation: int = 1) -> str:
+    return f"{topic}-id-{generation}"
+
+
+def suspects(batches: Batches, clock: Clock, directory: Path, topic_id: Callable[[str], str] = topic_id) -> Suspects:
     return Suspects(
         read=batches.read,
-        decode=lambda records: decode_records(records, EPOCHS),
-        unread=unread_entry,
         skips=Choices(directory, BATCHES),
+        topic_id=topic_id,
         mark=ReadingMark(directory),
         clock=clock,
     )

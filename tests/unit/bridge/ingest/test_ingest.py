@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,19 @@ from bridge.ingest import ingest as module
 from bridge.ingest import queries
 from bridge.ingest.batches import reading_mark
 from bridge.ingest.batches.reader import CorruptBatch
+from bridge.ingest.decode_records import decode_records
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.queries import FAILURES_MAX
 from bridge.ingest.watch.hand_over import CLOSE_S, SETTLE_S
 from bridge.ingest.watch.waits import Wait
 from bridge.stores.names import SourceName
 from bridge.stores.stores import Life
+from bridge.telemetry.heartbeats import unwatched
+from bridge.wire.reasons import RejectReason
+from bridge.wire.received import Record
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
-from tests.unit.bridge.ingest.stand_ins import EPOCHS, A, B, Batches, Plain, Store, entries, suspects
+from tests.unit.bridge.ingest.stand_ins import EPOCHS, PARAMETERS, A, B, Batches, Plain, Store, entries, suspects
 from timerstore.errors import Closed, Corrupt, DiskFailure, Misuse
 
 SEEN_S = 10
@@ -79,14 +84,13 @@ class Stream:
 
 
 class Bench:
-    """Ingest between stand-ins. `streams` are the queries in the order of their starts, `jobs` the batch jobs."""
+    """Ingest between stand-ins. `streams` are the queries in the order of their starts."""
 
     def __init__(self, directory: Path, committed: Mapping[SourceName, int] | None = None) -> None:
         self.store = Store(committed or {A: 0, B: 0})
         self.plain = Plain()
         self.batches = Batches(self.plain.log)
         self.streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
-        self.jobs: list[tuple[dict[SourceName, int], dict[SourceName, int]]] = []
         self.log_starts: dict[SourceName, int] = {}
         self.failures: list[BridgeError] = []
         self.rebuilds: list[str] = []
@@ -97,9 +101,10 @@ class Bench:
         self.fails_at_once: Exception | None = None
         self.suspects = suspects(self.batches, self.clock, directory)
         self.ended = threading.Event()
-        self.holds_job: threading.Event | None = None
         self.holds_plan: threading.Event | None = None
         self.receiver: Any = None
+        self.refused: list[dict[str, int]] = []
+        self.is_raised = False
         self.looks: Callable[[], int] = lambda: 0
         """How often the plain reader's thread has looked after the query's."""
         self.ingest = Ingest(
@@ -115,8 +120,13 @@ class Bench:
             metrics=self.metrics,
             on_corrupt=lambda: self.rebuilds.append("rebuild"),
             on_fatal=self.failures.append,
+            has_outgrown=self.has_outgrown,
             end_jvm=lambda: self.ended.set(),
         )
+
+    def has_outgrown(self, refused: Mapping[str, int]) -> bool:
+        self.refused.append(dict(refused))
+        return self.is_raised
 
     def make_query(self, _: Any, receiver: Any) -> Any:
         if self.fails_at_once is not None:
@@ -124,19 +134,9 @@ class Bench:
         self.receiver = receiver
         query = mock.Mock()
         query.slots.side_effect = lambda: self.slots
-        query.read.side_effect = self.job
         query.warm_up.side_effect = lambda _: self.holds_plan and self.holds_plan.wait(6 * SEEN_S)
         query.start.side_effect = lambda offsets, _: self.start(offsets)
         return query
-
-    def job(self, start: Mapping[SourceName, int], end: Mapping[SourceName, int]) -> None:
-        """A batch job: the plain reader rests meanwhile."""
-        self.jobs.append((dict(start), dict(end)))
-        if self.holds_job is not None:
-            self.holds_job.wait(6 * SEEN_S)
-        for name in start:
-            if start[name] < end[name]:
-                self.receive(entries(name, start[name], end[name]))
 
     def start(self, offsets: Mapping[SourceName, int]) -> Stream:
         stream = Stream(self, offsets)
@@ -260,21 +260,32 @@ def test_no_partition_waits_for_another_ones_backlog(made: Callable[..., Bench])
     assert bench.next_stream().offsets[B] == 0 and bench.store.in_life(Life.CATCHING_UP) == [B]
 
 
-def test_a_long_way_to_the_committed_offsets_is_read_by_a_job(
+@pytest.mark.fault("a live partition beside the backlog of another one")
+def test_new_records_are_read_while_another_partition_catches_up(
     made: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plain reader rests meanwhile, and the ends are exact, whatever lies behind the last record. Where another
-    partition is delivered, the query reads it: new messages are not late."""
-    monkeypatch.setattr(queries, "JOB_RECORDS_MIN", 10)
+    """During a backlog the query reads new records of live partitions. A partition whose committed offset lies behind a
+    transaction marker waits less for its end than a quiet live one."""
+    monkeypatch.setattr(module, "QUIET_S", 1e9)
     bench = made({A: 30, B: 0})
     bench.begin()
     stream = bench.next_stream()
-    assert bench.jobs == [({A: 0, B: 0}, {A: 30, B: 0})]
-    assert stream.offsets == {A: 30, B: 0} and bench.store.held[A] == list(range(30))
-    other = made({A: 30, B: 0})
-    other.store.delivers = True
-    other.begin()
-    assert other.next_stream().offsets[A] == 0 and not other.jobs
+    assert stream.offsets == {A: 0, B: 0}
+    stream.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    stream.send(A, 0, 20)
+    stream.send(B, 0, 2)
+    assert bench.store.held[B] == [0, 1]
+    stream.send(A, 20, 29)
+    bench.plain.log |= {A: 29, B: 2}
+    bench.plain.markers[A] = 30
+
+    def is_caught_up() -> bool:
+        bench.clock.advance(100)
+        return bench.store.in_life(Life.CATCHING_UP) == []
+
+    wait_until(is_caught_up, SEEN_S, "the end is told")
+    assert bench.store.held[A] == list(range(29))
 
 
 def test_a_query_that_fails_is_started_anew_and_the_plain_reader_reads_meanwhile(made: Callable[..., Bench]) -> None:
@@ -313,6 +324,26 @@ def test_partitions_that_come_or_go_have_both_readers_begin_anew(made: Callable[
     assert bench.next_stream().offsets == {A: 5, B: 2}
     wait_until(bench.ingest.is_reading, SEEN_S, "both are read")
     assert first.stopped.is_set() and not bench.failures
+
+
+@pytest.mark.fault("a delay topic that takes larger records by now")
+def test_no_record_is_refused_for_the_former_limit_of_its_topic(made: Callable[..., Bench]) -> None:
+    """A record that is too large for a copy is refused only if the delay topic takes no larger ones by now; else its
+    reader waits for the start with the new limit."""
+    bench = made()
+    large = Record(*A, 0, 5, True, None, b"v" * 100, [("delay-every", b"1d"), ("delay-topic", b"orders")])
+    entry = decode_records([large], {A: (replace(EPOCHS[A][0], parameters=replace(PARAMETERS, roll_bytes_max=99)),)})
+    assert entry.column("reason").to_pylist() == [RejectReason.TOO_LARGE_TO_ROLL]
+    bench.ingest._take(1, entry, {A: 1}, unwatched)
+    assert bench.refused == [{"delay": 5}] and bench.store.ends[A] == 1
+    bench.is_raised = True
+    waits = threading.Thread(target=bench.receive, args=(entry,), daemon=True)
+    bench.store.change(come={A: 0})
+    waits.start()
+    wait_until(lambda: len(bench.refused) == 2, SEEN_S, "the question")
+    bench.ingest.cancel()
+    waits.join(SEEN_S)
+    assert not waits.is_alive() and bench.store.ends[A] == 0 and not bench.failures
 
 
 def test_a_thread_that_waits_for_room_beats(made: Callable[..., Bench]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from bridge.errors import EnvironmentFailure, StateError
@@ -16,12 +16,13 @@ from bridge.ingest.batches.choices import BATCHES, SKIPPED, Choices
 from bridge.ingest.batches.reader import CorruptBatch, TooLargeRecord
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import AGAIN_S, AHEAD, FAILURES_MAX, PAUSE_S_MAX, Suspects
+from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.kafka.errors import records_gone
-from bridge.stores.names import SourceName
-from bridge.wire.received import Record
+from bridge.stores.names import Offsets, SourceName
+from bridge.wire.received import Record, Unread
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.ingest import stand_ins
-from tests.unit.bridge.ingest.stand_ins import A, B, Batches, Store, suspects
+from tests.unit.bridge.ingest.stand_ins import EPOCHS, A, B, Batches, Store, suspects, topic_id
 from timerstore.rows.entry import Kind
 
 BOMB = TooLargeRecord(offset=2, ts=7, by_broker=True, size=700_000_000)
@@ -43,7 +44,8 @@ class Bench:
     def look(self) -> bool:
         return self.suspects.look(self.store.next_offsets(), self.take, lambda: False)
 
-    def take(self, entries: pa.Table, ends: Mapping[SourceName, int]) -> None:
+    def take(self, records: list[Record] | Unread, ends: Mapping[SourceName, int]) -> None:
+        entries = unread_entry(records) if isinstance(records, Unread) else decode_records(records, EPOCHS)
         self.store.append(entries, ends, 0, lambda: None)
         self.entries += entries.to_pylist()
 
@@ -109,7 +111,8 @@ def test_a_batch_that_an_operator_skips_leaves_a_dead_letter(bench: Bench) -> No
     bench.suspects.suspect({A: 0}, "a test")
     bench.look()
     choices = Choices(bench.directory, BATCHES)
-    assert choices.add(A, 2, SKIPPED) and not choices.add(A, 2, SKIPPED)
+    place = (topic_id(A[0]), A[1])
+    assert choices.add(place, 2, SKIPPED) and not choices.add(place, 2, SKIPPED)
     for _ in range(2):
         assert bench.look() or not bench.suspects.held()
         assert bench.store.ends[A] == 5 and not bench.suspects.names
@@ -118,6 +121,20 @@ def test_a_batch_that_an_operator_skips_leaves_a_dead_letter(bench: Bench) -> No
         bench.starts_again()
         bench.store, bench.entries = Store({A: 0, B: 0}), []
         bench.suspects.suspect({A: 0}, "a test")
+
+
+@pytest.mark.fault("a corrupt batch where another topic of the same name had one")
+def test_the_skip_of_a_batch_is_for_its_topic(bench: Bench) -> None:
+    """The skip of a batch counts for the topic with that batch, and for no topic that is created again under its name.
+    A skip that names no topic by its id, of an earlier version, counts for none: it is repeated."""
+    Choices(bench.directory, BATCHES).add(A, 2, SKIPPED)
+    Choices(bench.directory, BATCHES).add((topic_id(A[0]), A[1]), 2, SKIPPED)
+    for generation, is_skipped in ((1, True), (2, False)):
+        bench.suspects = suspects(bench.batches, bench.clock, bench.directory, partial(topic_id, generation=generation))
+        bench.store, bench.batches.finds[A] = Store({A: 0, B: 0}), [TORN]
+        bench.suspects.suspect({A: 0}, "a test")
+        bench.look()
+        assert (A not in bench.suspects.held()) is is_skipped
 
 
 def test_brokers_that_do_not_answer_are_asked_again_after_a_pause(bench: Bench) -> None:
@@ -226,7 +243,7 @@ def test_a_mark_of_what_has_ended_java_stays(tmp_path: Path, monkeypatch: pytest
     mark, write = ReadingMark(tmp_path), ReadingMark._write
     ended = threading.Thread(target=mark.distrust, args=({A: 5},))
 
-    def interrupted(self: ReadingMark, at: reading_mark.Offsets, before: reading_mark.Offsets) -> None:
+    def interrupted(self: ReadingMark, at: Offsets, before: Offsets) -> None:
         if threading.current_thread() is not ended:
             ended.start()
             ended.join(0.1)

@@ -19,7 +19,6 @@ from bridge.ingest import queries
 from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.ingest.watch import waits
 from bridge.ingest.watch.hand_over import CLOSE_S, SETTLE_S, HandOver
-from bridge.ingest.watch.reading import Reader
 from bridge.ingest.watch.waits import Then, Wait, Watch
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
@@ -91,21 +90,6 @@ def up_to_committed(bench: Bench) -> None:
         passed(bench, Wait.UP_TO_COMMITTED, lambda: want.called)
     bench.session.set_result(mock.Mock())
     assert bench.next_stream().offsets == {A: 1, B: 3} and not bench.failures
-
-
-def job_frames(bench: Bench) -> None:
-    """The plain reader rests for a batch job; from a job that sends nothing it takes over."""
-    goes_on = threading.Event()
-    bench.plain.log = {A: 0, B: 0}
-    bench.holds_job = goes_on
-    with mock.patch.object(queries, "JOB_RECORDS_MIN", 1):
-        bench.begin()
-        wait_until(lambda: bench.ingest._reading.reader is Reader.JOB, SEEN_S, "the job")
-        bench.plain.log = {A: 3, B: 3}
-        passed(bench, Wait.JOB_FRAMES, lambda: bench.store.ends == {A: 3, B: 3})
-        goes_on.set()
-        assert bench.next_stream().offsets == {A: 3, B: 3}
-    assert bench.store.held == {A: [0, 1, 2], B: [0, 1, 2]}
 
 
 def call(bench: Bench) -> None:
@@ -197,7 +181,6 @@ def ends_of_quiet(bench: Bench) -> None:
 EDGES: Final = {
     Wait.SESSION: session,
     Wait.UP_TO_COMMITTED: up_to_committed,
-    Wait.JOB_FRAMES: job_frames,
     Wait.CALL: call,
     Wait.TASKS: tasks,
     Wait.RELIEF: relief,

@@ -40,7 +40,7 @@ def test_a_client_whose_call_failed_is_let_go() -> None:
     gone = weakref.ref(client)
     client.told.set()
     with pytest.raises(ConnectionError):
-        calls.call(client.fail, SEEN_S)
+        calls.result(calls.begin(client.fail), SEEN_S)
     del client
     wait_until(lambda: gone() is None, SEEN_S, "the client is gone")
 
@@ -49,7 +49,7 @@ def test_a_client_that_was_left_is_let_go_when_its_call_returns() -> None:
     calls, client = AbandonableCalls("test"), Client()
     gone, told = weakref.ref(client), client.told
     with pytest.raises(Unanswered):
-        calls.call(client.fail, 0.01)
+        calls.result(calls.begin(client.fail), 0.01)
     del client
     assert gone() is not None, "the call is still under way"
     told.set()

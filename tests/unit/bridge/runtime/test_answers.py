@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
+from collections import deque
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
 from bridge.api.application import application
+from bridge.api.peers.batches import read_export
 from bridge.http.protection import Protection
 from bridge.runtime.answers import Answers
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.settings.model import Settings
 from bridge.stores.search import Query
-from bridge.telemetry.health import Health
+from bridge.telemetry.health import Health, Phase
 from bridge.telemetry.lateness import LatenessHistogram
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.api.fakes import Paused
@@ -38,6 +43,7 @@ def answers(rig: Rig, health: Health, clock: ManualClock) -> Answers:
         letters=cast(Any, None),
         pauses=Paused(),
         commands=lambda: None,
+        log_ends=lambda names: dict.fromkeys(names, 7),
     )
 
 
@@ -47,7 +53,7 @@ def test_what_is_overdue_and_what_comes_next(tmp_path: Path) -> None:
     rig.load()
     rig.produce(ORDERS, NOW_MS + 20_000, NOW_MS + 20_001, NOW_MS + 500_000)
     rig.ingest()
-    health.enter("running", ready=True)
+    health.enter(Phase("running", ready=True))
     seen = answers(rig, health, clock).overview()
     assert seen is not None
     assert (seen.gauges.pending_total, seen.overdue, seen.next_at_ms) == (3, 0, NOW_MS + 20_000)
@@ -62,13 +68,48 @@ def test_an_index_that_is_not_complete_tells_nothing(tmp_path: Path) -> None:
     rig.produce(ORDERS, NOW_MS + 20_000)
     rig.ingest()
     for phase, is_told in (("recovering", False), ("catching-up", False), ("connecting", True), ("stopping", False)):
-        health.enter(phase)
+        health.enter(Phase(phase))
         source = answers(rig, health, clock)
         assert (source.overview() is not None) is (source.pending() is not None) is is_told
-    health.enter("running")
+    health.enter(Phase("running"))
     store = answers(rig, health, clock).pending()
     assert store is not None and store.count_where(Query(), NOW_MS).rows == 1
     assert answers(rig, health, clock).targets() == []
+
+
+@pytest.mark.fault("a question during the read of a new partition")
+def test_answers_name_the_partitions_that_are_not_read_yet(tmp_path: Path) -> None:
+    """While the instance reads a new partition up to its committed offset, a pending message of it is not called
+    finished, and each answer without its messages names it."""
+    rig, clock, health = Rig(tmp_path), ManualClock(NOW_MS), Health()
+    rig.produce(ORDERS, NOW_MS + 100_000, NOW_MS)
+    rig.ingest()
+    rig.deliver()
+    rig.reopen()
+    health.enter(Phase("running", ready=True))
+    api = TestClient(application(answers(rig, health, clock), Protection(), show_payloads=True, is_writable=True))
+
+    def asked() -> list[object]:
+        paths = ("summary", "messages", "schedules", "count", f"timeline?edge={NOW_MS}")
+        told = [api.get(f"/api/v1/{path}").json().get("incomplete") for path in paths]
+        dry_run = api.post(
+            "/api/v1/messages/cancel", json={"all": True, "dry_run": True}, headers={"X-Delay-Bridge-Action": "1"}
+        )
+        exported: list[list[str]] = []
+
+        def export() -> Iterator[pa.RecordBatch]:
+            exported.append((yield from read_export(io.BytesIO(api.get("/api/v1/export").content))))
+
+        deque(export(), maxlen=0)
+        return [*told, dry_run.json().get("incomplete"), exported[0] or None]
+
+    assert asked() == [["delay/0"]] * 7
+    one = api.get("/api/v1/messages/delay/0/0")
+    assert one.status_code == 503 and "still reads" in one.json()["detail"] and one.headers["retry-after"]
+    assert api.get("/api/v1/messages/delay/1/0").status_code == 404
+    rig.ingest()
+    assert asked() == [None] * 7
+    assert api.get("/api/v1/messages/delay/0/0").status_code == 200
 
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["in memory", "in a segment"])
@@ -83,7 +124,7 @@ def test_messages_are_found_through_the_api_until_they_are_delivered(tmp_path: P
     rig.deliver()
     if is_stored:
         rig.stores.flush(NOW_MS)
-    health.enter("running", ready=True)
+    health.enter(Phase("running", ready=True))
     api = TestClient(application(answers(rig, health, clock), Protection(), show_payloads=True))
 
     def found(**parameters: object) -> list[int]:

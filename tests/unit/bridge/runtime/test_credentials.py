@@ -13,7 +13,7 @@ import yaml
 
 from bridge.checks.run import run_checks
 from bridge.client import DelayClient
-from bridge.commands.arrivals import Arrivals
+from bridge.commands.tail import Tail
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.admin import Cluster
@@ -21,7 +21,8 @@ from bridge.kafka.releases import api_versions
 from bridge.runtime.credentials import LOOK_S, STABLE_S, Credentials
 from bridge.settings.clients import librdkafka
 from bridge.settings.load import load
-from bridge.settings.model import Settings, unmasked
+from bridge.settings.model import Settings
+from bridge.settings.secrets import unmasked
 from tests.system.secure import Authority
 from timerstore.clock import SystemClock
 
@@ -163,7 +164,7 @@ def test_a_certificate_that_cannot_be_used_is_the_environments_failure(tmp_path:
         lambda: run_checks(settings),
         lambda: api_versions(settings),
         lambda: TargetLookUp(librdkafka(settings, "admin")),
-        lambda: Arrivals({**librdkafka(settings, "consumer")}, ["t"], SystemClock()),
+        lambda: Tail({**librdkafka(settings, "consumer")}, ["t"], SystemClock()),
         lambda: DelayClient(common),
     ]
     for make in clients:

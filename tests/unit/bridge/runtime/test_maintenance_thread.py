@@ -12,10 +12,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from structlog.testing import capture_logs
 
 import timerstore.log.segment
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.runtime.maintenance_thread import COMPACT_INTERVAL_S, FLUSH_AGAIN_S, RECLAIM_INTERVAL_S, MaintenanceThread
+from bridge.stores.directory import KEPT_MS
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S
 from bridge.telemetry.metrics import Metrics
 from dev.harness.waiting import wait_until
@@ -188,8 +190,9 @@ def test_an_errno_is_an_environment_failure_and_leaves_every_file(bench: Bench) 
     assert sorted(bench.rig.directory.rglob("*")) == before
 
 
-def test_damage_asks_for_a_rebuild_and_is_told_where_the_file_cannot_be_set_aside(bench: Bench) -> None:
-    """A volume that has become read-only: the thread does not end unnoticed."""
+def test_damage_is_reported_once_and_maintenance_goes_on(bench: Bench) -> None:
+    """Its partition is closed soon; the thread ends only if the file cannot be set aside, on a volume that has become
+    read-only."""
     bench.flush(NEAR_MS)
     bench.clock.advance(NEAR_MS - bench.clock.now_ms())
     [damaged] = bench.rig.directory.glob("*/*/segment-*.parquet")
@@ -198,8 +201,12 @@ def test_damage_asks_for_a_rebuild_and_is_told_where_the_file_cannot_be_set_asid
         with mock.patch("os.replace", side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))):
             bench.maintenance._run()
         assert [error.code for error in bench.fatal] == ["DB-3025"] and bench.corrupt == []
-        bench.maintenance._run()
+        bench.maintenance.start()
+        seen = bench.beats
+        wait_until(lambda: bench.beats > seen + 2, 30, "maintenance goes on")
+        assert bench.maintenance.stop(30)
     assert len(bench.fatal) == 1 and bench.corrupt == ["corrupt"] and not damaged.exists()
+    assert bench.maintenance.damaged == {ORDERS}
 
 
 @pytest.fixture
@@ -260,3 +267,22 @@ def test_the_end_of_a_compaction_has_the_time_that_a_slow_disk_needs(tmp_path: P
         bench.steps(bench.rig.limits.flush_interval_ms / 1_000 + 2 * COMPACT_INTERVAL_S)
     assert bench.segments == 1
     assert closed == [SPARK_S + bench.rig.limits.segment_bytes_max / DISK_BYTES_PER_S]
+
+
+@pytest.mark.fault("a link in place of the directory of another instance's partition")
+def test_an_index_that_cannot_be_removed_ends_nothing(tmp_path: Path) -> None:
+    """An index that nobody needs and that cannot be removed, since its directory is a link or of another user, is
+    reported once; delivery and flushes go on."""
+    bench = Bench(tmp_path / "store")
+    (tmp_path / "elsewhere").mkdir()
+    bench.rig.stores.close_partitions([BILLS])
+    place = bench.rig.stores.directory.of(BILLS)
+    place.rmdir()
+    place.symlink_to(tmp_path / "elsewhere")
+    bench.steps(1)
+    with capture_logs() as entries:
+        for _ in range(2):
+            bench.clock.advance(KEPT_MS)
+            bench.steps(1)
+    assert [entry["event"] for entry in entries].count("indexes-not-removed") == 1
+    assert place.is_symlink()

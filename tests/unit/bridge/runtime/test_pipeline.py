@@ -32,6 +32,7 @@ from bridge.stores.directory import KEPT_MS
 from bridge.stores.names import SourceName, Sources
 from bridge.stores.stores import Life
 from bridge.telemetry.health import Health
+from bridge.telemetry.heartbeats import START_S
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock
@@ -39,8 +40,10 @@ from tests.model.stores import ModelStores, State
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.disk import checkpoint, files
 from timerstore.disk.checkpoint import Identity
-from timerstore.errors import Inconsistent
+from timerstore.errors import Corrupt, Inconsistent
+from timerstore.limits import DAY_MS
 from timerstore.memory.memory import Memory
+from timerstore.operations import recovery
 
 FAR_MS = NOW_MS + 36_000_000
 PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False)
@@ -57,6 +60,9 @@ class StandIn:
         self.first_offset = 0
         self.more: dict[SourceName, dict[str, Any]] = {}
         """Of committed states."""
+        self.retention = {"retention.ms": "86400000"}
+        self.marked: dict[SourceName, int] = {}
+        """The marks of gone records that were committed."""
 
     def describe(self) -> ClusterDescription:
         return ClusterDescription(cluster_id="cluster", brokers=())
@@ -65,7 +71,7 @@ class StandIn:
         return {name: f"id of {name}" for name in names}
 
     def topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        return {name: {"retention.ms": "86400000"} for name in names}
+        return dict.fromkeys(names, self.retention)
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic]:
         return {
@@ -82,6 +88,11 @@ class StandIn:
     def first_after(self, partitions: Sequence[SourceName], _: int) -> dict[SourceName, int | None]:
         """The first record that is not old; where nothing is, None."""
         return dict.fromkeys(partitions, self.unread_since)
+
+    def commit_states(self, states: Mapping[SourceName, CommittedState], owned: frozenset[SourceName]) -> bool:
+        assert owned == self.assignment()
+        self.marked |= {name: state.gone_below for name, state in states.items()}
+        return True
 
     def assignment(self) -> frozenset[SourceName]:
         return frozenset(self.rig.states)
@@ -137,6 +148,7 @@ class Bench:
                 on_held=mock.Mock(),
                 hearts=mock.Mock(),
                 identity=IdentityWatch(ManualClock(now_ms=NOW_MS)),
+                beat=mock.Mock(),
             ),
             frozenset(rig.states),
             member(frozenset(rig.states)),
@@ -176,7 +188,7 @@ class Bench:
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a query nor maintenance: what they would be told is looked at."""
     monkeypatch.setattr(module, "Ingest", mock.Mock(side_effect=lambda **_: mock.Mock()))
-    monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock()))
+    monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock(damaged=frozenset())))
     monkeypatch.setattr("bridge.start.index.Stores", ModelStores)
 
 
@@ -193,6 +205,21 @@ def rig(tmp_path: Path) -> Rig:
     return rig
 
 
+def test_a_change_of_the_retention_holds_from_the_next_start_and_the_next_record_on(rig: Rig) -> None:
+    """Earlier records keep their roll window, on whichever instance, and cancels are kept for the longest one."""
+    rig.produce(ORDERS, FAR_MS)
+    rig.states[ORDERS] = replace(rig.states[ORDERS], offset=2)
+    for retention_ms, window_ms in ((-1, 3_650 * DAY_MS), (86_400_000, DAY_MS // 2)):
+        bench = Bench(rig)
+        bench.stand_in.retention = {"retention.ms": str(retention_ms)}
+        bench.start()
+        [first, second] = bench.pipeline._epochs[ORDERS]
+        assert (first.offset, first.parameters.roll_window_ms) == (0, PARAMETERS.roll_window_ms)
+        assert (second.offset, second.parameters.roll_window_ms) == (2, window_ms)
+        assert bench.store.limits.window_ms == min(window_ms, 7 * DAY_MS)
+        assert bench.pipeline.stop()
+
+
 def test_an_index_that_was_outrun_elsewhere_is_read_from_where_the_log_begins(rig: Rig) -> None:
     """Another instance had a partition until after its records here were deleted, and has read all there is: nothing
     can be lost, so the start is not refused, though the index ends before the log begins."""
@@ -206,16 +233,19 @@ def test_an_index_that_was_outrun_elsewhere_is_read_from_where_the_log_begins(ri
     assert bench.pipeline.stop()
 
 
+@pytest.mark.fault("a downtime beyond the retention, and the only index in another instance's directory")
 def test_an_index_that_was_outrun_is_refused_where_pending_messages_may_be_gone(rig: Rig) -> None:
-    """Nothing was read for longer than records live: the same as without an index, and again at the next start."""
+    """Where nothing was read for longer than records live, a start without their index is refused, and the next one,
+    too. Kafka then knows of the gone records, so that no other instance removes its index of them."""
     rig.produce(BILLS, *[FAR_MS] * 8)
     rig.states[BILLS] = replace(rig.states[BILLS], offset=8)
     for _ in range(2):
         bench = Bench(rig)
         bench.stand_in.marks[BILLS] = Watermarks(start=7, end=10)
         bench.stand_in.unread_since = 10
-        with pytest.raises(StateError, match="deleted while the bridge was down"):
+        with pytest.raises(StateError, match="down_for_more_than"):
             bench.start()
+        assert bench.stand_in.marked == {BILLS: 7}
         assert bench.pipeline.stop()
 
 
@@ -316,7 +346,7 @@ def test_a_damaged_segment_leaves_the_decision_where_it_was(rig: Rig) -> None:
     for _ in range(2):
         bench = Bench(rig)
         bench.stand_in.marks = {name: Watermarks(start=1, end=5) for name in (ORDERS, BILLS)}
-        with pytest.raises(StateError, match="deleted while the bridge was down"):
+        with pytest.raises(StateError, match="down_for_more_than"):
             bench.start()
         assert bench.pipeline.stop()
     bench = Bench(rig)
@@ -547,6 +577,44 @@ def test_a_partition_that_comes_joins_the_open_store(rig: Rig) -> None:
     assert bench.pipeline.stop()
 
 
+@pytest.mark.fault("a large index that comes with an assignment")
+def test_the_opening_of_an_index_shows_life_after_each_segment(rig: Rig) -> None:
+    """A change of the assignment opens a large index for as long as that takes: each segment shows that it goes on, and
+    the process stays."""
+    for _ in range(2):
+        rig.produce(BILLS, FAR_MS)
+        rig.ingest()
+        rig.deliver()
+        rig.stores.flush(NOW_MS)
+    bench = running(rig)
+    segments = rig.stores.stats().segments
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    beat = bench.pipeline._context.beat
+    assert isinstance(beat, mock.Mock) and not beat.called
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert segments == 4 and beat.call_args_list.count(mock.call(START_S)) >= segments - 1
+    assert bench.pipeline.stop()
+
+
+@pytest.mark.fault("a damaged segment of one of several partitions in a running bridge")
+def test_a_damaged_segment_has_its_partition_alone_read_again(rig: Rig) -> None:
+    """The other partitions are delivered meanwhile, without a pause; a pipeline with nothing else is replaced."""
+    bench = running(rig)
+    bench.live()
+    [damaged] = (rig.directory / "delay" / "1").glob("segment-*.parquet")
+    recovery.set_aside(Corrupt("it fails its checksum", path=str(damaged)), NOW_MS)
+    bench.maintenance.damaged = frozenset({BILLS})
+    kept = bench.store
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert bench.store is kept and bench.store.next_offsets() == {ORDERS: 2, BILLS: 0}
+    assert bench.store.in_life(Life.LIVE) == [ORDERS] and bench.store.in_life(Life.CATCHING_UP) == [BILLS]
+    assert [call.args for call in bench.dispatcher.go_on_without.call_args_list] == [({BILLS}, 1)]
+    assert bench.maintenance.damaged == frozenset() and bench.pipeline.owned == BOTH
+    bench.maintenance.damaged = BOTH
+    assert not bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert bench.pipeline.stop()
+
+
 def test_a_partition_that_goes_again_before_it_has_come_does_not_come(rig: Rig) -> None:
     """It was planned on committed states that another instance moves on meanwhile."""
     bench = running(rig)
@@ -619,10 +687,14 @@ def test_a_store_that_failed_half_way_is_closed_as_it_is(rig: Rig, monkeypatch: 
 
 
 def test_a_pipeline_is_made_anew_where_it_cannot_follow(rig: Rig) -> None:
-    """Nothing would be left; or the open transaction did not end."""
+    """Nothing would be left, also of damaged and held partitions together; or the open transaction did not end."""
     bench = running(rig)
     bench.pipeline.give_up(BOTH, 1)
     assert not bench.pipeline.follow(frozenset(), member(frozenset(), 1))
+    assert bench.pipeline.stop()
+    bench = running(rig)
+    bench.maintenance.damaged = frozenset({ORDERS})
+    assert not bench.pipeline.follow(frozenset({ORDERS}), member(BOTH, 1))
     assert bench.pipeline.stop()
     bench = running(rig)
     bench.dispatcher.quiesce.return_value = False

@@ -98,6 +98,16 @@ def test_the_queue_holds_more_than_one_transaction() -> None:
     assert int(librdkafka(s, "producer")["queue.buffering.max.messages"]) >= 600_000
 
 
+@pytest.mark.fault("a queue smaller than a record")
+def test_no_record_is_larger_than_the_queue() -> None:
+    """A record that the producer's queue never has room for counts as too large at once, instead of an abort for each
+    attempt."""
+    p = librdkafka(settings(kafka={"producer": {"queue.buffering.max.kbytes": "1024"}}), "producer")
+    assert p["message.max.bytes"] == str(1 << 20)
+    p = librdkafka(settings(kafka={"producer": {"queue.buffering.max.kbytes": "2097151"}}), "producer")
+    assert p["message.max.bytes"] == librdkafka(settings(), "producer")["message.max.bytes"]
+
+
 def test_the_consumer_is_a_static_member_that_only_reads_what_is_committed() -> None:
     """Ownership, require-stable look-ups, and no offset that moves by itself."""
     c = librdkafka(settings(), "consumer")
@@ -125,7 +135,7 @@ def test_every_consumer_compares_checksums() -> None:
     # Those that are made of an administrator's properties, or of the user's alone.
     assert Cluster(made)._consumer["check.crcs"] == "true"
     with mock.patch.object(tail, "made") as told, suppress(Exception):
-        tail.Tail({}, [])
+        tail.Tail({}, [], mock.Mock())
     with mock.patch.object(tail, "Consumer") as consumer:
         told.call_args.args[1]()
     assert consumer.call_args.args[0]["check.crcs"] is True

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigurationError
 from bridge.settings.load import load
-from bridge.settings.model import Settings, unmasked
+from bridge.settings.model import Settings
+from bridge.settings.secrets import unmasked
 
 TEXTS: Final = {
     "bridge.id": "bridge: {{id: {}}}",

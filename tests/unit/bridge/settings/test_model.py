@@ -16,8 +16,8 @@ from pydantic import SecretStr
 
 from bridge.errors import ConfigurationError
 from bridge.settings.load import load
-from bridge.settings.model import LEVEL_MS_MAX, Settings, unmasked
-from bridge.settings.secrets import MASK, Redactor
+from bridge.settings.model import LEVEL_MS_MAX, Settings
+from bridge.settings.secrets import MASK, Redactor, unmasked
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.headers import UNTIL_MS_MAX
@@ -138,6 +138,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
             {"delay_topics": {"a": {"dead_letter": "__consumer_offsets"}}},
             "a: dead_letter __consumer_offsets is an internal",
         ),
+        ({"delay_topics": {"a" * 246: {}}}, "aaa.dead_letter: aaa"),
         ({"delay_topics": {"a": {"dead_letter": "connect-status"}}}, "a: dead_letter connect-status is an internal"),
         ({"delay_topics": {"a": {"target": "b"}, "c": {"dead_letter": "b"}}}, "c: dead_letter b is the target of a"),
         (

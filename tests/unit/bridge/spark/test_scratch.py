@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path: Path) -> 
         assert holder.stdout is not None
         path = Path(holder.stdout.readline().strip())
         (path / "blockmgr-1").mkdir()
-        with Scratch(tmp_path) as mine:
+        with closing(Scratch(tmp_path)) as mine:
             assert path.is_dir() and mine.path != path
             holder.kill()
             holder.wait()
@@ -54,7 +55,7 @@ def test_nothing_else_is_swept(tmp_path: Path) -> None:
 
 def test_a_directory_that_was_removed_is_noticed_and_made_anew(tmp_path: Path) -> None:
     """Also where something else took its name."""
-    with Scratch(tmp_path) as held:
+    with closing(Scratch(tmp_path)) as held:
         shutil.rmtree(held.path)
         assert not held.is_there()
         held.path.mkdir()

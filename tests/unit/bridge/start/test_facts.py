@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Topic, Watermarks
 from bridge.start.facts import _committed_again, gather, plan_start
 from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts
 from bridge.stores.names import SourceName
-from bridge.wire.committed_state import CommittedState
+from bridge.wire.committed_state import CommittedState, amend_epochs
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.start.test_first_commits import PARAMETERS, state, topic
 
@@ -100,6 +102,22 @@ def test_a_change_of_assignment_before_the_first_commits_leaves_them_to_the_new_
     group.revoked = frozenset({("d", 1)})
     assert group.plan(topic((0, 5), (0, 0))) is None
     assert (len(group.requests), group.commits) == (1, {})
+
+
+@pytest.mark.fault("instances with different decode parameters")
+def test_a_return_to_earlier_parameters_is_in_the_log() -> None:
+    """Instances with different settings are warned of when a partition goes back to earlier decode parameters, long
+    before its committed metadata has no room."""
+    changed = amend_epochs(state(5, 1).epochs, 3, 0, replace(PARAMETERS, max_delay_ms=2_000))
+    group = Group({("d", 0)})
+    group.commits = {("d", 0): state(5, 1)}
+    with capture_logs() as logs:
+        group.plan(topic((0, 9)))
+        assert not logs
+        group.commits = {("d", 0): replace(state(5, 1), epochs=changed)}
+        group.plan(topic((0, 9)))
+    ((event, partitions, epochs),) = ((each["event"], each["partitions"], each["epochs"]) for each in logs)
+    assert (event, partitions, epochs) == ("decode-parameters-return", "d/0", 3)
 
 
 def test_states_that_are_taken_back_are_committed_for_what_is_owned() -> None:

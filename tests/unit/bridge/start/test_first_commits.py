@@ -21,7 +21,7 @@ SHORTER = replace(PARAMETERS, roll_window_ms=1_000)
 
 def topic(*ranges: tuple[int, int], topic_id: str = "id") -> TopicFacts:
     """Log start and end by partition."""
-    return TopicFacts(topic_id=topic_id, log_start=tuple(a for a, _ in ranges), log_end=tuple(b for _, b in ranges))
+    return TopicFacts(topic_id=topic_id, logs=tuple(Watermarks(start=start, end=end) for start, end in ranges))
 
 
 def state(offset: int, partitions: int, topic_id: str = "id", first_offset: int = 0) -> CommittedState:
@@ -70,13 +70,13 @@ def test_what_may_go_on(
     found: TopicFacts, committed: Mapping[int, CommittedState], checkpointed: Collection[int], missing: set[int]
 ) -> None:
     """Only partitions of which nobody can know anything get a first commit, at 0 and minus infinity."""
-    decision = decide(facts(found, committed, checkpointed=checkpointed, owned=range(found.partitions)))
+    decision = decide(facts(found, committed, checkpointed=checkpointed, owned=range(len(found.logs))))
     if not missing:
         assert isinstance(decision, StartPlan) and set(decision.states) == {("d", 0)}
         return
     assert isinstance(decision, FirstCommits)
     assert set(decision.states) == {("d", partition) for partition in missing}
-    assert {(s.offset, s.position, s.partitions) for s in decision.states.values()} == {(0, None, found.partitions)}
+    assert {(s.offset, s.position, s.partitions) for s in decision.states.values()} == {(0, None, len(found.logs))}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_must_not_be_guessed_at(
 ) -> None:
     """Each stops the bridge and names the command that decides."""
     with pytest.raises(StateError, match=message) as refused:
-        decide(facts(found, committed, checkpointed=checkpointed, owned=range(found.partitions)))
+        decide(facts(found, committed, checkpointed=checkpointed, owned=range(len(found.logs))))
     assert "reset-offsets" in refused.value.hint
 
 

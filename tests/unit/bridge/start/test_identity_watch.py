@@ -92,9 +92,8 @@ class Scripted:
         """What a start finds of these partitions."""
         topics = {}
         for topic, count in (("a", 2), ("b", 1)):
-            marks = [self.marks[topic, partition] for partition in range(count)]
-            starts, ends, epochs = zip(*((each.start, each.end, each.epoch) for each in marks), strict=True)
-            topics[topic] = TopicFacts(topic_id=f"id {topic}", log_start=starts, log_end=ends, log_epoch=epochs)
+            marks = tuple(self.marks[topic, partition] for partition in range(count))
+            topics[topic] = TopicFacts(topic_id=f"id {topic}", logs=marks)
         committed = {name: replace(each, topic_id=f"id {name[0]}") for name, each in self.committed.items()}
         return StartFacts(owned=frozenset(owned), topics=topics, parameters={}, committed=committed)
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
-from bridge.errors import StateError
-from bridge.kafka.admin import Cluster, Oldest, Watermarks
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.admin import Cluster, Watermarks
 from bridge.runtime.gauges import Lag
 from bridge.settings.model import Settings
+from bridge.start.oldest import Oldest, OldestRecords
 from bridge.start.retention import (
     GONE_INTERVAL_S,
+    UNANSWERED_MS,
     RetentionGuard,
     kept_ms,
     must_hold_what_is_gone,
@@ -38,6 +41,10 @@ PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_defa
 STATE = initial_state(offset=9, topic_id="a", partitions=1, parameters=PARAMETERS)
 
 
+def no_batches(*_: object) -> Iterator[Any]:
+    return iter(())
+
+
 class Bench:
     """A guard over a store, with a window of one hour."""
 
@@ -47,7 +54,9 @@ class Bench:
         windows = {DELAY: Windows(current_ms=HOUR, largest_ms=2 * HOUR)}
         self.raised = 0
         settings = Settings.of({"roll": {"window": "1h"}, **tree})
-        self.guard = RetentionGuard(settings, windows, self.clock, self.on_raised)
+        self.guard = RetentionGuard(
+            settings, windows, self.clock, OldestRecords(no_batches, self.clock), self.on_raised
+        )
 
     def on_raised(self) -> None:
         self.raised += 1
@@ -90,6 +99,45 @@ def test_the_size_of_copies_follows_the_topic(bench: Bench) -> None:
         parameters = replace(PARAMETERS, roll_bytes_max=known)
         bench.guard.expect({ORDERS: initial_state(offset=9, topic_id="a", partitions=1, parameters=parameters)})
         assert bench.look(5 * HOUR) == ["roll-size-raised"] * raised and bench.raised == raised
+
+
+def test_a_refusal_for_the_size_needs_a_look_at_the_present_limit(bench: Bench) -> None:
+    """The brokers are asked about each topic after the time of its refused record, once. While they do not answer, a
+    refusal stands; no reader waits for them again within the minute. A raised limit stops all readers."""
+    largest, asked = TopicLimits().message_bytes - COPY_BYTES, list[list[str]]()
+    answer: dict[str, dict[str, str]] | EnvironmentFailure = {DELAY: {}}
+
+    def topic_configs(names: list[str]) -> dict[str, dict[str, str]]:
+        asked.append(names)
+        if isinstance(answer, EnvironmentFailure):
+            raise answer
+        return answer
+
+    cluster = cast(Cluster, SimpleNamespace(topic_configs=topic_configs))
+    parameters = replace(PARAMETERS, roll_bytes_max=largest)
+    bench.guard.expect({ORDERS: initial_state(offset=9, topic_id="a", partitions=1, parameters=parameters)})
+    for ts, raised in ((NOW_MS - 9, False), (NOW_MS - 1, False), (NOW_MS + 5, False)):
+        assert bench.guard.has_outgrown(cluster, {DELAY: ts}) is raised
+    assert asked == [[DELAY]]
+    answer = EnvironmentFailure("no answer", hint="", code="DB-3002")
+    for ms in (1, UNANSWERED_MS - 1, 2):
+        bench.clock.advance(ms)
+        assert not bench.guard.has_outgrown(cluster, {DELAY: bench.clock.now_ms()})
+    assert len(asked) == 3
+    bench.clock.advance(UNANSWERED_MS + 2)
+    answer = {DELAY: {"max.message.bytes": "9000000"}}
+    for _ in range(2):  # each reader of the same record, until the new decoder is there
+        assert bench.guard.has_outgrown(cluster, {DELAY: bench.clock.now_ms() - 1})
+    assert (len(asked), bench.raised) == (4, 1)
+
+
+@pytest.mark.fault("a partition that comes with records of a longer roll window")
+def test_a_partition_that_comes_may_lower_the_headroom(bench: Bench) -> None:
+    """The headroom counts the longest roll window of any partition here, also of one that another instance has read."""
+    for largest_ms, headroom_s in ((4 * HOUR, 3_600), (3 * HOUR, 3_600)):
+        bench.guard.expect({ORDERS: STATE}, {DELAY: Windows(current_ms=HOUR, largest_ms=largest_ms)})
+        bench.look(5 * HOUR)
+        assert bench.guard.headroom_s == {DELAY: headroom_s}
 
 
 def test_a_message_that_was_dated_back_uses_up_no_retention(bench: Bench) -> None:
@@ -159,9 +207,6 @@ def test_the_end_of_what_is_gone_is_soon_known(bench: Bench) -> None:
         def topic_configs(self, names: list[str]) -> dict[str, dict[str, str]]:
             return {name: {"retention.ms": str(5 * HOUR)} for name in names}
 
-        def oldest(self, _: object) -> dict[object, Oldest]:
-            return {}
-
     def refresh() -> None:
         bench.guard.refresh(cast(Cluster, Brokers()), bench.rig.stores, MARKS, {ORDERS: 0.0})
 
@@ -229,8 +274,12 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
     cluster: Any = Log(end_ms=10_000_000)
     marks = {ORDERS: Watermarks(start=500, end=10_001)}
 
+    noted: list[list[tuple[str, int]]] = []
+
     def start(offset: int, spare_ms: int, now_ms: int) -> None:
-        must_hold_what_is_pending(cluster, {ORDERS: offset}, marks, {DELAY: spare_ms}, now_ms)
+        must_hold_what_is_pending(
+            cluster, {ORDERS: offset}, marks, {DELAY: spare_ms}, now_ms, lambda names: noted.append([*names])
+        )
 
     start(9_900, spare_ms=200_000, now_ms=10_000_000)
     with pytest.raises(StateError, match="reset-offsets --to committed"):
@@ -239,6 +288,10 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
     with pytest.raises(StateError, match="local index does not cover them"):
         start(9_900, spare_ms=200_000, now_ms=90_000_000)
     start(10_001, spare_ms=200_000, now_ms=90_000_000)
+    assert noted == [[ORDERS], [ORDERS]]
+    with pytest.raises(StateError):  # the retention was lowered: that is no downtime
+        start(10_000, spare_ms=-1, now_ms=10_000_001)
+    assert noted[2:] == [[]]
     must_hold_what_is_pending(cluster, {ORDERS: 0}, marks, {}, 90_000_000)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from bridge.stores.directory import KEPT_MS, StoreDirectory
 from bridge.stores.search import Query
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, RETRY, Rig
 from timerstore.disk import files
-from timerstore.errors import DirectoryInUse, WrongIdentity
+from timerstore.errors import DirectoryInUse, DiskFailure, WrongIdentity
 from timerstore.limits import Limits
 
 
@@ -85,6 +86,33 @@ def test_an_index_of_another_instances_partition_goes_after_ten_minutes(tmp_path
     assert not rig.stores.remove_left(NOW_MS + KEPT_MS - 1)
     assert rig.stores.remove_left(NOW_MS + 2 * KEPT_MS) == 1
     assert rig.reopen().stats().pending == 1
+
+
+@pytest.mark.fault("old indexes of which some cannot be removed")
+def test_an_index_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The removal of old indexes goes on after a failure, and its error names all indexes that stay."""
+    left = [("delay", n) for n in range(1, 4)]
+    rig = Rig(tmp_path, [ORDERS, *left])
+    rig.stores.flush(NOW_MS)
+    paths = [rig.stores.directory.of(name) for name in left]
+    for path in paths:
+        path.mkdir(parents=True, exist_ok=True)
+    rig.stores.close_partitions(left)
+    rig.stores.remove_left(NOW_MS)
+    remove = shutil.rmtree
+
+    def refuse(path: Path) -> None:
+        if path != paths[1]:
+            raise PermissionError(path)
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(DiskFailure) as failed:
+        rig.stores.remove_left(NOW_MS + KEPT_MS)
+    assert [path.exists() for path in paths] == [True, False, True]
+    assert str(paths[0]) in failed.value.message and str(paths[2]) in failed.value.message
+    monkeypatch.undo()
+    assert rig.stores.remove_left(NOW_MS + KEPT_MS) == 2
 
 
 def test_an_index_of_an_earlier_version_is_removed(tmp_path: Path) -> None:

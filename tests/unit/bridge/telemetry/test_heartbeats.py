@@ -506,7 +506,7 @@ def resuming(bench: Bench, _: Path) -> Iterator[Case]:
         store=store,
         bring=lambda _: None,
         read=lambda _: (),
-        window_ms=lambda: 0,
+        log_ends=lambda _: {},
         clock=bench.clock,
         rate=1,
     )

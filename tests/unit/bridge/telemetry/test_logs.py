@@ -63,18 +63,16 @@ def test_a_client_without_brokers_is_logged_now_and_then() -> None:
 @pytest.mark.fault("a JVM that prints without end")
 def test_output_of_the_jvm_is_rationed() -> None:
     """The first lines of each period are logged, and the others are counted."""
-    out = io.StringIO()
+    out, most = io.StringIO(), logs.RATIONS["jvm-output"]
     logs.configure(format="json", stream=out)
-    logger = logging.getLogger(logs.JVM_LOGGER)
-    ration = next(each for each in logger.filters if isinstance(each, logs.Ration))
-    total = 2 * logs.JVM_LINES_MAX + 1
-    for number in range(total):
-        record = logger.makeRecord(logger.name, logging.ERROR, "x", 1, {"event": f"line {number}"}, (), None)
-        record.created = 1_000.0 + (0 if number < total - 1 else logs.JVM_PERIOD_S)
-        if ration.filter(record):
+    rations, event = logs.Rations(), {"event": "jvm-output"}
+    for number in range(total := 2 * most + 1):
+        record = logging.makeLogRecord({"msg": {**event, "line": number}, "levelno": logging.ERROR})
+        record.created = 1_000.0 + (0 if number < total - 1 else logs.RATION_S)
+        if rations.filter(record):
             out.write(json.dumps(record.msg) + "\n")
     lines = written(out)
-    assert len(lines) == logs.JVM_LINES_MAX + 1 and lines[-1]["left_out"] == logs.JVM_LINES_MAX
+    assert len(lines) == most + 1 and lines[-1]["left_out"] == most
 
 
 def test_a_call_that_the_end_of_java_cuts_off_is_told_where_it_is_raised() -> None:
@@ -137,7 +135,7 @@ def test_an_exception_stays_in_one_json_line() -> None:
 
 
 @pytest.mark.fault("log lines by producers")
-@pytest.mark.parametrize("event", sorted(logs.RATIONED))
+@pytest.mark.parametrize("event", sorted(logs.RATIONS))
 def test_what_records_cause_is_a_few_lines_and_a_number(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand records with the same log line cause a few lines, and a later one has the number of the others; all
     other events are logged."""
@@ -148,8 +146,8 @@ def test_what_records_cause_is_a_few_lines_and_a_number(event: str, monkeypatch:
     for number in range(1_000):
         structlog.get_logger("bridge.x").warning(event, number=number)
     structlog.get_logger("bridge.x").warning("another")
-    now_s[0] += logs.RATIONED_PERIOD_S
+    now_s[0] += logs.RATION_S
     structlog.get_logger("bridge.x").warning(event, number=1_000)
     lines = written(out)
-    assert [line["event"] for line in lines] == [event] * logs.RATIONED_LINES_MAX + ["another", event]
-    assert lines[-1]["left_out"] == 1_000 - logs.RATIONED_LINES_MAX
+    assert [line["event"] for line in lines] == [event] * logs.RATIONS[event] + ["another", event]
+    assert lines[-1]["left_out"] == 1_000 - logs.RATIONS[event]

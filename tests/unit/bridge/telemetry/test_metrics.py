@@ -33,7 +33,7 @@ def test_incidents_are_there_from_the_start() -> None:
     """An alert tells of the first one, since the series does not begin with it."""
     metrics = Metrics()
     assert {each.value for each in Incident} == set(INCIDENTS)
-    metrics.incident(Incident.ENDED_UNASKED.value)
+    metrics.incidents.labels(Incident.ENDED_UNASKED.value).inc()
     counts = {kind: value(metrics, "transaction_incidents_total", incident=kind) for kind in INCIDENTS}
     assert counts == {**dict.fromkeys(INCIDENTS, 0.0), "ended unasked": 1.0}
 
@@ -96,8 +96,8 @@ def test_counters() -> None:
     counts += Counts(delivered=Counter(orders=7), deferred=6)
     metrics.committed(counts, 0.1)
     metrics.committed(Counts(delivered=Counter(orders=1)), 0.1)
-    metrics.transaction_aborted()
-    metrics.producer_rebuilt()
+    metrics.transactions_aborted.inc()
+    metrics.producers_rebuilt.inc()
     metrics.rebalances.inc()
     assert value(metrics, "records_ingested_total", topic="delay") == 10
     assert value(metrics, "records_rejected_total", reason="no-time") == 2

@@ -22,6 +22,7 @@ from bridge.wire.committed_state import (
     Pause,
     amend_epochs,
     decode_metadata,
+    goes_back,
     initial_state,
     largest_roll_window_ms,
     merged,
@@ -217,6 +218,16 @@ def test_a_shorter_maximum_keeps_accepting_copies_of_what_was_accepted() -> None
     amended = amend_epochs(epochs((0, B)), 5, 0, A)
     assert amended[-1].parameters == A.following(B)
     assert amend_epochs(amended, 8, 0, A) == amended
+
+
+def test_a_return_to_earlier_parameters_is_told_from_a_change() -> None:
+    """Also if copies of longer timers stay acceptable; neither the first parameters nor the same ones are a return."""
+    once = amend_epochs(epochs((0, A)), 5, 0, B)
+    twice = amend_epochs(once, 9, 0, A)
+    again = amend_epochs(twice, 12, 0, B)
+    assert goes_back(once, twice) and goes_back(twice, again)
+    assert not goes_back((), epochs((0, A))) and not goes_back(epochs((0, A)), once)
+    assert not goes_back(twice, amend_epochs(twice, 12, 0, A)) and not goes_back(twice, amend_epochs(twice, 12, 0, C))
 
 
 @given(all_epochs, st.integers(0, 5_000), st.integers(0, 5_000), decode_parameters)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +20,9 @@ from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 from tests.unit.timerstore.rig import take as take_from
 from timerstore.budget import Budgets
-from timerstore.cancels import effects, id_index
+from timerstore.cancels import commands, effects, id_index
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
-from timerstore.cancels.commands import Decision, Effect
+from timerstore.cancels.commands import WAITING_MS_MAX, Decision, Effect
 from timerstore.cancels.digests import Digests
 from timerstore.cancels.effects import _Found
 from timerstore.clock import SystemClock
@@ -31,6 +32,7 @@ from timerstore.operations.find import PENDING, LogQuery, PendingState
 from timerstore.operations.state import Taken
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import PAYLOAD, Kind
+from timerstore.rows.position import AT_MIN
 
 SOON_MS, FAR_MS = NOW_MS + 1_000, NOW_MS + 100_000
 FEW = 10
@@ -94,7 +96,7 @@ def test_a_command_that_is_read_before_such_a_copy_is_written_again(rig: Rig) ->
     rig.ingest()
     write(rig, None, command=Kind.RECALL, origin=0)
     roll(rig, rig.ingest)  # type: ignore[arg-type]
-    assert decide(rig) is Decision.AGAIN
+    assert decide(rig) is Decision.SENT_ON
     write(rig, None, command=Kind.RECALL, origin=0)
     assert decide(rig) is Decision.ACT
 
@@ -109,23 +111,101 @@ def test_a_copy_that_is_not_read_yet_is_in_transit(rig: Rig, named: dict[str, An
     rig.store.append(entries(rig.log[1:2]), 2, NOW_MS)
     transaction, rows = take(rig)
     (decided,) = transaction.decide(rows.offset, NOW_MS)
-    assert decided.decision is (Decision.AGAIN if "origin" in named else Decision.ACT)
+    assert decided.decision is Decision.SENT_ON
     assert decided.named is not None and decided.named.tolist() == [0]
 
 
-@pytest.mark.parametrize("named", [{"origin": 0}, {"id": "m"}])
-def test_after_a_restart_a_copy_may_be_unread(rig: Rig, named: dict[str, Any]) -> None:
-    """What an earlier process wrote behind the command is in transit as well."""
+def command_after_a_restart(rig: Rig, **more: Any) -> None:
+    """A command is read, and not yet the copy of its message behind it, which an earlier process has written."""
     write(rig, NOW_MS - 10, id="m")
     rig.ingest()
-    write(rig, None, command=Kind.RECALL, **named)
+    write(rig, None, command=Kind.RECALL, **more)
     roll(rig)
     rig.reopen()
     begin = rig.store.next_offset
     rig.store.append(entries(rig.log[begin:2]), 2, NOW_MS)
+
+
+def test_after_a_restart_a_copy_may_be_unread(rig: Rig) -> None:
+    """What an earlier process wrote behind the command is in transit as well."""
+    command_after_a_restart(rig, origin=0)
     transaction, rows = take(rig)
     (decided,) = transaction.decide(rows.offset, NOW_MS)
-    assert decided.decision is Decision.AGAIN
+    assert decided.decision is Decision.SENT_ON
+
+
+@pytest.mark.fault("commands by id at a start")
+def test_a_command_by_id_waits_for_copies_of_an_earlier_process(rig: Rig) -> None:
+    """A command by id is decided once the log is read up to its end at the start, with the messages of which only a
+    copy is left; until then O stays below it, and rows behind it wait."""
+    command_after_a_restart(rig, id="m")
+    assert rig.store.next_due_ms() == NOW_MS + WAITING_MS_MAX
+    transaction, rows = take(rig)
+    assert not len(rows) and transaction.progress().offset == 1
+    transaction.acknowledge()
+    rig.news.clear()
+    rig.store.append(entries(rig.log[2:]), 3, NOW_MS)
+    assert rig.news.is_set() and rig.store.next_due_ms() == AT_MIN
+    transaction, rows = take(rig)
+    (decided,) = transaction.decide(rows.offset[:1], NOW_MS)
+    assert decided.decision is Decision.SENT_ON and decided.written.tolist() == [0]
+
+
+def gives_up_by_time(_rig: Rig) -> int:
+    return NOW_MS + WAITING_MS_MAX
+
+
+def gives_up_by_number(rig: Rig) -> int:
+    with mock.patch.object(commands, "WAITING_MAX", 0):
+        rig.store.begin(NOW_MS).rollback()
+    return NOW_MS
+
+
+def gives_up_without_room(rig: Rig) -> int:
+    rig.store.state.share(Budgets(replace(rig.limits, overtaken_bytes=1)))
+    assert not rig.store.has_room()
+    return NOW_MS
+
+
+@pytest.mark.parametrize("gives_up", [gives_up_by_time, gives_up_by_number, gives_up_without_room])
+def test_the_wait_of_commands_by_id_is_bounded(rig: Rig, gives_up: Callable[[Rig], int]) -> None:
+    """By 10 s, 10,000 commands, and room for new rows: then their effect is unknown, they touch nothing, and the rows
+    behind them go on."""
+    command_after_a_restart(rig, id="m")
+    now_ms = gives_up(rig)
+    transaction = rig.store.begin(now_ms)
+    rows = take_from(transaction, now_ms, 10)
+    decided = transaction.decide(rows.offset, now_ms)
+    assert {each.decision for each in decided} == {Decision.UNKNOWN}
+    rig.commit(transaction, [rows])
+    rig.ingest()
+    assert rig.store.stats().pending == 1
+    write(rig, None, command=Kind.RECALL, id="m")
+    assert decide(rig) is Decision.SENT_ON
+
+
+def test_the_time_of_commands_by_id_ends_only_where_messages_are_delivered(rig: Rig) -> None:
+    """While these wait until the log is read, the wait costs nothing."""
+    command_after_a_restart(rig, id="m")
+    rig.store.state.cancels.inherited = 9
+    rig.store.append(entries(rig.log[2:]), 3, NOW_MS + WAITING_MS_MAX)
+    transaction, rows = take(rig)
+    assert not len(rows)
+    transaction.rollback()
+    rig.store.begin(NOW_MS + WAITING_MS_MAX).rollback()
+    assert rig.store.next_due_ms() == AT_MIN
+
+
+def test_a_flush_that_makes_room_does_not_end_the_wait_of_commands(rig: Rig) -> None:
+    """Nor does a commit that lets it: the room comes back in a moment."""
+    command_after_a_restart(rig, id="m")
+    rig.store.state.share(Budgets(replace(rig.limits, flush_bytes=0)))
+    rig.store.state.resident.stored = 0
+    assert not rig.store.has_room()
+    assert rig.store.next_due_ms() == NOW_MS + WAITING_MS_MAX
+    rig.store.state.resident.stored = 1
+    assert not rig.store.has_room()
+    assert rig.store.next_due_ms() == AT_MIN
 
 
 @pytest.mark.parametrize("kind", [Kind.MOVE, Kind.RECALL])
@@ -154,7 +234,8 @@ def test_what_replaces_is_pending_for_a_command_of_the_same_transaction(
     transaction, rows = take(rig)
     assert len(rows) == 2
     (decided,) = transaction.decide(rows.offset, NOW_MS)
-    assert (decided.decision, decided.named.tolist()) == (Decision.ACT, [0])  # type: ignore[union-attr]
+    expected = Decision.ACT if "origin" in named else Decision.SENT_ON
+    assert (decided.decision, decided.named.tolist()) == (expected, [0])  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", [Kind.MOVE, Kind.RECALL])
@@ -164,8 +245,8 @@ def test_a_copy_under_way_beside_what_is_pending(
     rig: Rig, named: dict[str, Any], is_restarted: bool, kind: Kind
 ) -> None:
     """A tick waits for another attempt, and the next one is being written; or two messages share an id. By origin the
-    command acts, and is needed once more behind the copy; by id one is written for each of both, but where nobody knows
-    of the copy: then all waits, since nothing was done yet."""
+    command acts, and is needed once more behind the copy; by id one is written for each of both, once the copy is known
+    of."""
     write(rig, NOW_MS - 10, id="m")
     write(rig, FAR_MS, id="m", **(named | {"rolls": 1} if "origin" in named else {}))
     rig.ingest()
@@ -181,23 +262,24 @@ def test_a_copy_under_way_beside_what_is_pending(
     else:
         rig.store.append(entries(rig.log[2:3]), 3, NOW_MS)
         rig.commit(transaction, [rows])
+    if "id" in named and is_restarted:
+        transaction, rows = take(rig)
+        assert not len(rows)
+        transaction.rollback()
+        rig.ingest()
     transaction, rows = take(rig)
     (decided,) = transaction.decide(rows.offset, NOW_MS)
     if "origin" in named:
-        assert (decided.decision, decided.behind.tolist()) == (Decision.ACT, [0])
-    elif is_restarted:
-        assert (decided.decision, decided.behind.tolist()) == (Decision.AGAIN, [])
+        assert (decided.decision, decided.written.tolist()) == (Decision.ACT, [0])
     else:
-        assert decided.decision is Decision.ACT
-        assert decided.named is not None and decided.named.tolist() == [0, 1]
+        assert (decided.decision, decided.written.tolist()) == (Decision.SENT_ON, [0, 1])
     rig.commit(transaction, [rows])
     rig.ingest()
-    write(rig, None, command=kind, **named)
+    write(rig, None, command=kind, origin=0)
     rig.ingest()
     transaction, rows = take(rig)
-    (decided,) = transaction.decide(rows.offset, NOW_MS, {}, {int(rows.offset[0]): 2})
-    assert (decided.decision, decided.behind.tolist()) == (Decision.ACT, [])
-    assert decided.named is not None and 0 in decided.named.tolist()
+    (decided,) = transaction.decide(rows.offset, NOW_MS)
+    assert (decided.decision, decided.written.tolist()) == (Decision.ACT, [])
 
 
 def test_a_copy_that_is_read_with_a_command_behind_it_is_not_under_way(rig: Rig) -> None:
@@ -207,7 +289,7 @@ def test_a_copy_that_is_read_with_a_command_behind_it_is_not_under_way(rig: Rig)
     transaction.copied(rows.offset, rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
     rig.commit(transaction, [rows])
     write(rig, FAR_MS, id="m", origin=0, rolls=1)
-    write(rig, None, command=Kind.RECALL, id="m")
+    write(rig, None, command=Kind.RECALL, origin=0)
     assert decide(rig) is Decision.ACT
 
 
@@ -257,8 +339,8 @@ def test_one_that_acts_in_place_of_what_was_on_its_way_does_not_wait_for_it(rig:
     rig.ingest()
     transaction, rows = take(rig)
     older, later = rows.offset.tolist()
-    rig.store.state.commands.waiting.add(np.zeros(1, np.int64), NOW_MS)
-    decided = transaction.decide(rows.offset, NOW_MS, {older: later}, first=[later])
+    rig.store.state.commands.sent_on[0] = FAR_MS
+    decided = transaction.decide(rows.offset, NOW_MS, {older: later})
     assert [each.decision for each in decided] == [Decision.PASSED, Decision.ACT]
 
 
@@ -276,32 +358,35 @@ def test_a_move_whose_message_has_left_is_not_passed_over(rig: Rig) -> None:
 
 
 def test_of_commands_by_one_id_the_first_acts(rig: Rig) -> None:
-    """The others wait for what it writes: each would write a command for each message."""
-    write(rig, FAR_MS, id="m")
+    """Each of the others is answered behind it, with one of its messages."""
     for _ in range(3):
-        write(rig, None, command=Kind.RECALL, id="m")
-    rig.ingest()
-    transaction, rows = take(rig)
-    decisions = [each.decision for each in transaction.decide(rows.offset, NOW_MS)]
-    assert decisions == [Decision.ACT, Decision.AGAIN, Decision.AGAIN]
-
-
-def test_moves_by_one_id_need_not_wait_for_each_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each writes one by origin for each message, of which the last acts; else a hundred that wait together would be
-    written a hundred times each. Not any number of them; and not behind a recall."""
-    monkeypatch.setattr(operations_transaction, "NAMED_MAX", 5)
-    for _ in range(2):
         write(rig, FAR_MS, id="m")
-    write(rig, FAR_MS, id="n")
-    for kind in (Kind.MOVE, Kind.MOVE, Kind.MOVE, Kind.MOVE, Kind.RECALL):
+    for kind in (Kind.RECALL, Kind.RECALL, Kind.MOVE):
         write(rig, None, command=kind, id="m")
-    for kind in (Kind.RECALL, Kind.MOVE):
-        write(rig, None, command=kind, id="n")
     rig.ingest()
     transaction, rows = take(rig)
-    act, again = Decision.ACT, Decision.AGAIN
-    decisions = [each.decision for each in transaction.decide(rows.offset, NOW_MS)]
-    assert decisions == [act, act, act, again, again, act, again]
+    decided = transaction.decide(rows.offset, NOW_MS)
+    assert [each.written.tolist() for each in decided] == [[0, 1, 2], [0], [0]]
+
+
+def test_a_transaction_leaves_further_commands_of_an_id_to_the_next_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its commands by id cover enough messages, rows behind them wait, too; the first command of each id acts."""
+    monkeypatch.setattr(operations_transaction, "COVERED_MAX", 5)
+    for id in ("m", "m", "n"):
+        write(rig, FAR_MS, id=id)
+    for id in ("m", "m", "m", "m", "m", "n", "n"):
+        write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS, id=id)
+    write(rig, NOW_MS)
+    rig.ingest()
+    decided = []
+    while rig.store.next_due_ms() == AT_MIN:
+        transaction, rows = take(rig)
+        decided.append([each.decision for each in transaction.decide(rows.offset[:4], NOW_MS)])
+        assert transaction.progress().offset == min(11, 3 + sum(map(len, decided)) + (len(decided) == 3))
+        rig.commit(transaction, [rows])
+    assert decided == [[Decision.SENT_ON] * 2, [Decision.SENT_ON] * 2, [Decision.SENT_ON] * 3]
 
 
 def test_a_move_by_id_that_a_later_one_makes_moot_is_passed_over(rig: Rig) -> None:
@@ -313,8 +398,8 @@ def test_a_move_by_id_that_a_later_one_makes_moot_is_passed_over(rig: Rig) -> No
     transaction, rows = take(rig)
     first, _, second, last = rows.offset.tolist()
     decided = transaction.decide(rows.offset, NOW_MS, {first: last, second: last})
-    assert [each.decision for each in decided] == [Decision.PASSED, Decision.ACT, Decision.AGAIN, Decision.AGAIN]
-    assert not any(len(each.live) for each in decided if each.decision is not Decision.ACT)
+    assert [each.decision for each in decided] == [Decision.PASSED, *[Decision.SENT_ON] * 3]
+    assert not any(len(each.live) for each in decided)
     transaction.rollback()
     for _ in range(FEW):
         write(rig, FAR_MS, id="m")
@@ -322,7 +407,52 @@ def test_a_move_by_id_that_a_later_one_makes_moot_is_passed_over(rig: Rig) -> No
     rig.ingest()
     transaction, rows = take(rig)
     decided = transaction.decide(rows.offset, NOW_MS, {first: int(rows.offset[-1])})
-    assert [each.decision for each in decided][::4] == [Decision.ACT, Decision.TOO_MANY]
+    assert [each.decision for each in decided][::4] == [Decision.SENT_ON, Decision.TOO_MANY]
+
+
+def test_a_recall_by_id_that_cannot_be_written_leaves_its_messages_to_later_commands(rig: Rig) -> None:
+    """It has touched none of them."""
+    for kind in (None, None, Kind.RECALL, Kind.MOVE):
+        write(rig, None if kind else FAR_MS, id="m", **({"command": kind} if kind else {}))
+    rig.ingest()
+    transaction, rows = take(rig)
+    decided = transaction.decide(rows.offset, NOW_MS, silent=rows.offset[:1].tolist())
+    assert [each.written.tolist() for each in decided] == [[0, 1], [0, 1]]
+
+
+def test_a_move_by_id_is_not_passed_over_by_one_that_covers_too_many(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies in transit count: with them the later move touches nothing."""
+    monkeypatch.setattr(operations_transaction, "ROWS_MAX", FEW)
+    write(rig, NOW_MS - 10, id="m")
+    rig.ingest()
+    for _ in range(FEW - 1):
+        write(rig, FAR_MS, id="m")
+    transaction, rows = take(rig)
+    transaction.copied(rows.offset, rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    rig.commit(transaction, [rows])
+    for due_ms in (None, FAR_MS, None):
+        write(rig, due_ms, id="m", **({} if due_ms else {"command": Kind.MOVE, "moved_ms": FAR_MS}))
+    rig.ingest()
+    transaction, rows = take(rig)
+    first, last = rows.offset.tolist()
+    decided = transaction.decide(rows.offset, NOW_MS, {first: last})
+    assert [each.decision for each in decided] == [Decision.SENT_ON, Decision.TOO_MANY]
+
+
+def test_a_recall_behind_a_copy_comes_before_later_moves_by_id(rig: Rig) -> None:
+    """None of them is passed over with the answer that its message was moved."""
+    write(rig, NOW_MS - 10, id="m")
+    write(rig, FAR_MS, id="m")
+    rig.ingest()
+    for more in ({"origin": 0}, {"id": "m"}, {"id": "m"}):
+        write(rig, None, command=Kind.RECALL if "origin" in more else Kind.MOVE, moved_ms=FAR_MS, **more)
+    transaction, rows = take(rig)
+    transaction.copied(rows.offset, rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    rig.commit(transaction, [rows])
+    rig.ingest()
+    transaction, rows = take(rig)
+    decided = transaction.decide(rows.offset, NOW_MS, {3: 4})
+    assert [each.decision for each in decided] == [Decision.SENT_ON] * 3
 
 
 def test_what_a_move_could_not_copy_is_not_in_transit(rig: Rig) -> None:
@@ -404,7 +534,7 @@ def test_commands_wait_until_there_is_room_for_what_they_are_about(rig: Rig, *, 
         decided += [each.decision for each in transaction.decide(rows.offset, NOW_MS)]
         rig.commit(transaction, [rows])
     reader.join()
-    assert decided == [Decision.ACT] * ids
+    assert decided == [Decision.SENT_ON if by_id else Decision.ACT] * ids
     assert pieces > 1
     assert held.bytes == 0
 
@@ -481,7 +611,7 @@ def test_what_is_cancelled_or_moved_already_is_none_of_too_many(rig: Rig, how: s
         rig.deliver()
         rig.store.maintenance.flush(NOW_MS)
     write(rig, None, command=Kind.RECALL, id="m")
-    assert decide(rig) is Decision.ACT
+    assert decide(rig) is Decision.SENT_ON
 
 
 @pytest.mark.parametrize("is_flushed", [False, True])
@@ -501,8 +631,7 @@ def test_many_rows_of_one_message_are_not_too_many_messages(rig: Rig, command: K
     rig.ingest()
     transaction, rows = take(rig)
     (decided,) = transaction.decide(rows.offset, NOW_MS)
-    assert decided.decision is Decision.ACT
-    assert decided.named is not None and decided.named.tolist() == [0]
+    assert decided.decision is Decision.SENT_ON and decided.written.tolist() == [0]
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1 << 18])
@@ -601,7 +730,7 @@ def test_each_message_that_a_command_names_has_a_decision(rig: Rig) -> None:
     named = {decision: [] if each.named is None else each.named.tolist() for decision, each in decided.items()}
     assert named == {
         Decision.ACT: [2],
-        Decision.AGAIN: [0],
+        Decision.SENT_ON: [0],
         Decision.LEFT: [1],
         Decision.NOTHING: [3, 99, 999_999_999_999_999],
     }
@@ -708,7 +837,7 @@ def test_each_of_several_messages_has_its_own_decision(rig: Rig) -> None:
     _, _, *decided = transaction.decide(rows.offset, NOW_MS)
     assert {each.decision: each.named.tolist() for each in decided if each.named is not None} == {
         Decision.ACT: [2],
-        Decision.AGAIN: [0, 3, 5],
+        Decision.SENT_ON: [0, 3, 5],
         Decision.LEFT: [1],
         Decision.NOTHING: [4, 6, 11, 1 << 49],
     }
@@ -746,9 +875,9 @@ def test_a_finished_command_has_acted_on_every_pending_row_below_it(rig: Rig) ->
     rig.ingest()
     write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 1, origin=0)
     rig.ingest()
-    rig.store.state.commands.waiting.add(np.zeros(1, np.int64), NOW_MS)
+    rig.store.state.commands.sent_on[0] = FAR_MS
     transaction, rows = take(rig)
-    decided = transaction.decide(rows.offset, NOW_MS, first=rows.offset.tolist())
+    decided = transaction.decide(rows.offset, NOW_MS)
     assert [each.decision for each in decided] == [Decision.ACT]
     write(rig, FAR_MS + 1, origin=0)
     rig.commit(transaction, [rows])

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import timerstore.cancels.id_index
+import timerstore.disk.column_file
+import timerstore.log.segment
 from tests.unit.timerstore.entries import Record
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
+from timerstore.operations.find import LogQuery
 
 FAR_MS = NOW_MS + 900_000
 
@@ -79,6 +83,42 @@ def test_an_id_of_many_timers_is_counted_out_whole(rig: Rig, monkeypatch: pytest
     assert stats.cancelled == 21
 
 
+@pytest.mark.fault("memory for the indexes of a large segment")
+def test_the_indexes_of_a_segment_are_made_in_the_memory_of_a_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The indexes of ids and origins are sorted run by run, so that a merge of any size takes the memory of one run.
+    Each message is found by its id and by its origin, once, and its cancel counts it out."""
+    monkeypatch.setattr(timerstore.log.segment, "ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr(timerstore.disk.column_file, "RUN_ROWS", 10)
+    for i in range(30):
+        send(rig, FAR_MS + i % 7, f"{i % 15}")
+        send(rig, FAR_MS + i % 7, None)
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    (segment,) = rig.store.state.timerlog
+    assert segment.ids is not None
+    for index, rows in ((segment.ids, 30), (segment.origins, 60)):
+        runs = index._runs
+        assert all(0 < run.stop - run.start <= 10 for run in runs)
+        assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])] and runs[-1].stop == rows
+    by_position = sorted(rig.log, key=lambda record: (record.at_ms, record.offset))
+    for wanted in ([0, 59], [7, 8, 7, 60, -1], list(range(50)), list(range(-100, 100))):
+        found_rows = [row for row, record in enumerate(by_position) if record.offset in wanted]
+        assert segment.origins.rows_of(np.array(wanted)).tolist() == found_rows
+    for record in rig.log:
+        (found,) = rig.store.find(LogQuery(origin_offset=record.offset), NOW_MS).rows
+        assert found.offset == record.offset
+    for i in range(15):
+        assert {row.offset for row in rig.store.find(LogQuery(id=f"{i}"), NOW_MS).rows} == {2 * i, 2 * i + 30}
+    for i in range(14):
+        send(rig, None, f"{i}")
+    rig.ingest()
+    assert rig.store.stats().pending == 32
+    rig.reopen()
+    rig.ingest()
+    assert rig.store.stats().pending == 32
+
+
 @pytest.mark.parametrize("many", ["cancels", "timers"])
 def test_a_start_counts_segments_without_what_is_cancelled(rig: Rig, many: str) -> None:
     """Whichever of the two there are more of; cancels in several files; and not what is finished already."""
@@ -105,3 +145,36 @@ def test_a_start_counts_segments_without_what_is_cancelled(rig: Rig, many: str) 
     left = {} if many == "cancels" else {"a": 19, "b": 19}
     assert (before.pending_by_target, after.pending_by_target) == (left, left)
     assert (before.pending, after.pending) == (sum(left.values()),) * 2
+
+
+def test_a_start_counts_a_timer_out_once_however_often_it_is_cancelled(rig: Rig) -> None:
+    """By its id, several times, and by its origin: a timer without an id by its origin only."""
+    for i in range(6):
+        send(rig, FAR_MS, f"{i}" if i % 2 else None)
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    for i in range(4):
+        rig.log.append(Record(*ORDERS, len(rig.log), None, cancels=True, origin=i))
+        send(rig, None, f"{i}")
+        rig.ingest()
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+    send(rig, None, "1")
+    rig.ingest()
+    assert rig.store.stats().pending == 2
+    rig.reopen()
+    rig.ingest()
+    assert rig.store.stats().pending == 2
+
+
+def test_an_index_in_runs_is_none_of_an_earlier_version(rig: Rig) -> None:
+    """An earlier version takes its file for one sorted run, by `segment_crc` in the note, and would miss timers."""
+    send(rig, FAR_MS, "one")
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    indexes = [path for path in rig.directory.iterdir() if path.suffix in (".ids", ".origins")]
+    assert len(indexes) == 2
+    for path in indexes:
+        assert "segment_crc" not in timerstore.disk.column_file.read(path).note

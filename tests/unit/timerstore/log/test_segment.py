@@ -10,16 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import timerstore.log.packed
 import timerstore.log.segment
 from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import IDENTITY
 from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt
-from timerstore.log.segment import Segment, SegmentWriter, read, read_rows, write
+from timerstore.log.segment import Segment, SegmentWriter, read, read_counts, read_rows, write
 from timerstore.log.timerlog import TimerLog, Window, read_window
+from timerstore.memory.pending import SLOT_MS
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import ENTRY, payload_of
-from timerstore.rows.position import AT_MAX, ORIGIN, Position, Positions, Progress, end_of
+from timerstore.rows.position import AT_MAX, AT_MIN, ORIGIN, Position, Positions, Progress, end_of
 
 RECORDS = [
     Record("delay", 0, offset, 1_000 + 10 * (offset % 7), ["orders", None][offset % 2]) for offset in range(5, 65)
@@ -78,11 +80,22 @@ def test_the_footer_answers_what_planning_asks(tmp_path: Path) -> None:
     assert segment.group_rows.tolist() == [4] * 15
     starts = [Position(int(at), int(o)) for at, o in zip(segment.fences.at, segment.fences.offset, strict=True)]
     assert starts == positions[::4]
-    assert (segment.timers.slots.tolist(), segment.timers.counts.tolist()) == ([0], [60])
-    assert segment.timers.targets == {"orders": 30, "": 30}
+    (counts,) = read_counts(segment)
+    assert (counts.slots.tolist(), counts.counts.tolist()) == ([0], [60])
+    assert counts.targets == {"orders": 30, "": 30}
     again = read(segment.path, IDENTITY, segment.named)
     assert (again.named, again.last, again.end) == (segment.named, segment.last, segment.end)
     assert again.fences.offset.tolist() == segment.fences.offset.tolist()
+
+
+def test_counts_come_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that two row groups share counts once, and a target in one piece only."""
+    monkeypatch.setattr(timerstore.log.packed, "PIECE_NUMBERS", 3)
+    segment = written(tmp_path, [Record("delay", 0, i, 10_000 * (i // 3)) for i in range(21)])
+    pieces = list(read_counts(segment))
+    assert [piece.slots.tolist() for piece in pieces] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [piece.counts.tolist() for piece in pieces] == [[3, 3, 3], [3, 3, 3], [3]]
+    assert [piece.targets for piece in pieces] == [{"orders": 21}, {}, {}]
 
 
 def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +111,9 @@ def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, m
     )
     footers = [len(pq.read_metadata(segment.path).metadata[b"delay-bridge"]) for segment in (few, many)]
     assert footers[1] < footers[0] + 1_000, footers
-    assert len(many.timers.targets) == 1_001 and sum(many.timers.targets.values()) == 40_000
+    (counts,) = read_counts(many)
+    targets = counts.targets
+    assert len(targets) == 1_001 and sum(targets.values()) == 40_000
     assert few.ids is not None and many.ids is not None
     assert many.ids._file.bytes < few.ids._file.bytes + 1_000
     assert len(set(read_rows(many, columns=["target"]).column("target").to_pylist())) == 40_000
@@ -171,6 +186,22 @@ def test_row_groups_between_two_positions_miss_no_row(tmp_path: Path) -> None:
     assert offsets_between(log, ORIGIN, end_of(AT_MAX)) == keys
     assert not segment.groups_between(segment.last, end_of(AT_MAX)).any()
     assert not segment.groups_between(ORIGIN, segment.first.before()).any()
+
+
+def test_rows_of_no_time_and_of_far_times_are_found(tmp_path: Path) -> None:
+    """However far apart the rows are; rejects have the least slot."""
+    times = [AT_MIN, AT_MIN, *(year * 366 * 86_400_000 for year in range(1, 12))]
+    segment = written(
+        tmp_path, [Record("delay", 0, i, None if at_ms == AT_MIN else at_ms) for i, at_ms in enumerate(times)]
+    )
+    log = TimerLog()
+    log.add(segment)
+    assert offsets_between(log, Position(AT_MIN, 0), Position(AT_MIN, 1)) == [(AT_MIN, 1)]
+    assert offsets_between(log, Position(AT_MIN, 0), Position(times[3], 3)) == [
+        *zip(times[1:4], (1, 2, 3), strict=True)
+    ]
+    assert not segment.groups_between(Position(times[3] + 20_000, 0), Position(times[4] - 20_000, 0)).any()
+    assert segment.stretches.first_from(times[-1] // SLOT_MS + 2) is None
 
 
 def test_rows_are_found_in_their_row_groups(tmp_path: Path) -> None:

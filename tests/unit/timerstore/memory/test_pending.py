@@ -7,12 +7,13 @@ import tracemalloc
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 
 from timerstore.clock import SystemClock
 from timerstore.memory.pending import (
+    DAY_MS,
     OTHER_TARGETS,
-    PAGE_SLOTS,
     SLOT_MS,
     TARGETS_MAX,
     Pending,
@@ -23,7 +24,7 @@ from timerstore.memory.pending import (
 from timerstore.rows.entry import PAYLOAD, Kind
 from timerstore.rows.position import AT_MIN
 
-DAY_MS = SLOT_MS * PAGE_SLOTS
+DAY_SLOTS = DAY_MS // SLOT_MS
 TIMES = st.lists(
     st.one_of(st.integers(-3, 3), st.integers(-3, 3).map(lambda d: d * DAY_MS + 5), st.integers(0, 10 * DAY_MS))
 )
@@ -55,7 +56,7 @@ def test_what_goes_in_goes_out(times: list[int]) -> None:
     counted = tally(np.array(times, dtype=np.int64), pa.array(["t"] * len(times), pa.string()))
     pending.add(counted)
     pending.remove(counted)
-    assert len(pending) == 0 and pending.by_target() == {} and not pending.histogram._pages
+    assert len(pending) == 0 and pending.by_target() == {} and not pending.histogram.slots
 
 
 @settings(deadline=None)
@@ -70,12 +71,12 @@ def test_times_far_out_are_counted_in_and_out_of_the_same_slots(some: list[int],
     assert len(pending) == len(others)
     assert pending.histogram.until(0)[0] == sum(time < 0 for time in others)
     pending.remove(counted[1])
-    assert len(pending) == 0 and not pending.histogram._pages
+    assert len(pending) == 0 and not pending.histogram.slots
 
 
 def test_forged_times_cost_neither_memory_nor_time() -> None:
     """Sixty thousand distinct days of the past are one slot (they took 543 MB and 0.8 s under the store's lock)."""
-    days = np.arange(-60_000, 0, dtype=np.int64) * PAGE_SLOTS
+    days = np.arange(-60_000, 0, dtype=np.int64) * DAY_SLOTS
     histogram, clock = PendingHistogram(0), SystemClock()
     tracemalloc.start()
     began_s = clock.monotonic_s()
@@ -85,8 +86,28 @@ def test_forged_times_cost_neither_memory_nor_time() -> None:
     tracemalloc.stop()
     assert len(histogram) == histogram.until(0)[0] == 60_000
     assert held < 1 << 20 and took_s < 0.4, f"{held} bytes, {took_s} s"
-    histogram.add_slots(np.arange(60_000, dtype=np.int64) * PAGE_SLOTS, np.ones(60_000, dtype=np.int64))
-    assert len(histogram._pages) <= 1 + 11 * 366 + 1, "pages of the future are bounded too"
+    histogram.add_slots(np.arange(60_000, dtype=np.int64) * DAY_SLOTS, np.ones(60_000, dtype=np.int64))
+    assert histogram.slots <= 1 + 11 * 366 + 1, "slots of the future are bounded too"
+
+
+@pytest.mark.fault("timers on thousands of days, as a long roll window has them")
+def test_timers_far_apart_take_memory_for_themselves_and_not_for_their_days() -> None:
+    """Timers on each day of ten years take 8 bytes each at most (their days took 126 MB), and leave nothing behind when
+    they are gone. In whatever pieces they come and go, the counts are exact."""
+    slots = np.arange(3_650 * 8, dtype=np.int64) * (DAY_SLOTS // 8)
+    histogram = PendingHistogram(0)
+    for part in np.array_split(np.random.default_rng(7).permutation(slots), 30):
+        histogram.add_slots(part, np.full(len(part), 2))
+    assert histogram.slots == len(slots)
+    assert histogram._slots.nbytes + histogram._counts.nbytes <= 8 * len(slots)
+    assert histogram.until(DAY_MS, 3 * DAY_MS, 1 << 60) == (16, 48, 2 * len(slots))
+    for done in range(0, len(slots) - 8, 1_000):
+        histogram.add_slots(slots[done : done + 1_000], np.full(len(slots[done : done + 1_000]), -2))
+        left = len(slots) - done - 1_000
+        assert histogram.until(1 << 60) == (max(0, 2 * left),)
+        assert histogram.slots <= max(0, left) + 5_000
+        assert left <= 0 or histogram.first_ms(0) == (int(slots[done + 1_000]) + 1) * SLOT_MS - 1
+    assert histogram.slots == 0 and histogram.first_ms(0) is None
 
 
 @given(TIMES, st.integers(-(1 << 62), 1 << 62) | st.integers(SINCE_MS, SINCE_MS + 1_000_000))

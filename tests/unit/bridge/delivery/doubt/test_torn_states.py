@@ -23,11 +23,9 @@ BEFORE = initial_state(offset=5, topic_id="id", partitions=1, parameters=PARAMET
 AFTER = replace(BEFORE, offset=9)
 
 
-@pytest.mark.fault("a full disk when a transaction has ended unasked")
-def test_states_that_could_not_be_written_are_written_again(tmp_path: Path) -> None:
-    """A failed write is repeated each second, also for a transaction without messages; the operator is told once."""
-    directory, clock, nothing = tmp_path / "store", ManualClock(), mock.Mock()
-    doubts = Doubts(
+def doubts_in(directory: Path, clock: ManualClock) -> Doubts:
+    nothing = mock.Mock()
+    return Doubts(
         read=nothing,
         choices=nothing,
         letter_topics=(),
@@ -37,6 +35,13 @@ def test_states_that_could_not_be_written_are_written_again(tmp_path: Path) -> N
         metrics=nothing,
         run=nothing,
     )
+
+
+@pytest.mark.fault("a full disk when a transaction has ended unasked")
+def test_states_that_could_not_be_written_are_written_again(tmp_path: Path) -> None:
+    """A failed write is repeated each second, also for a transaction without messages; the operator is told once."""
+    directory, clock, nothing = tmp_path / "store", ManualClock(), mock.Mock()
+    doubts = doubts_in(directory, clock)
     with capture_logs() as entries:
         doubts.note(Output(planned=[], sent=[], began_ms=0, after={NAME: AFTER}), {NAME: BEFORE}, nothing)
         for _ in range(2):
@@ -48,3 +53,16 @@ def test_states_that_could_not_be_written_are_written_again(tmp_path: Path) -> N
     doubts.look(nothing)
     found: Any = TornStates(directory).taken_back({NAME: AFTER})
     assert found == {NAME: BEFORE}
+
+
+@pytest.mark.fault("a partition that goes before its torn state is written again")
+def test_a_torn_state_stays_until_kafka_holds_another_one(tmp_path: Path) -> None:
+    """A partition that goes, to be read again or to another instance, and comes back finds the state before the
+    transaction; a committed state ends that."""
+    doubts = doubts_in(tmp_path, ManualClock())
+    doubts.note(Output(planned=[], sent=[], began_ms=0, after={NAME: AFTER}), {NAME: BEFORE}, mock.Mock())
+    doubts.go([NAME], mock.Mock())
+    assert doubts.torn.taken_back({NAME: AFTER}) == {NAME: BEFORE}
+    assert doubts.torn.taken_back({NAME: replace(AFTER, offset=10)}) == {}
+    doubts.committed({NAME: BEFORE}, mock.Mock())
+    assert doubts.torn.taken_back({NAME: AFTER}) == {}

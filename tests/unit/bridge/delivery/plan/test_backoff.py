@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.backoff import RetryPolicy, parked_ms
+from bridge.delivery.targets.pauses import ENDED_MS_MAX
 
 
 def test_waits_double_up_to_the_longest_and_are_shortened_by_a_quarter_at_most() -> None:
@@ -39,3 +41,13 @@ def test_large_waits_do_not_overflow() -> None:
     waits = policy.waits_ms(np.array([40, 32_767]), np.array([1, 2**62], dtype=np.int64))
     assert (waits >= 64_800_000).all()
     assert (waits <= 86_400_000).all()
+
+
+@pytest.mark.fault("a roll window that is longer than the end of a pause is remembered")
+def test_a_message_for_a_paused_target_does_not_wait_for_the_whole_of_a_long_window() -> None:
+    """A message for a paused target comes up by itself before the end of the pause is forgotten, though its record may
+    stay for years."""
+    keys = np.arange(100, dtype=np.int64)
+    waits = parked_ms(np.full(len(keys), 3_650 * 86_400_000), keys)
+    assert waits.max() < ENDED_MS_MAX and waits.min() > 5 * 86_400_000
+    assert (parked_ms(np.full(len(keys), 8_000_000), keys) <= 8_000_000).all()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from bridge.delivery.doubt.findings import Findings
 from bridge.delivery.plan.backoff import RetryPolicy
@@ -254,21 +255,9 @@ def test_a_move_that_was_written_once_more_is_older_than_what_was_written_meanwh
         assert commands.passed() == expected
 
 
-def test_what_a_client_sends_to_every_partition_was_written_once() -> None:
-    """It names no other record: it waits behind what was written once more, and does not count as one of those."""
-    rows = []
-    for n, forwarded in enumerate((b"client", b"delay/0/3", b"delay/1/900")):
-        headers = [(h.MOVE, b"a"), (h.COPY_FORWARDED, forwarded)]
-        rows.append(
-            (AT_MIN, 0, 20 + n, timer("delay", 0, 20 + n, NOW, None, kind=int(Kind.MOVE), id="a", headers=headers))
-        )
-    commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
-    assert commands.sent() == {21: 3, 22: OFFSET_MAX}
-
-
 def test_moves_by_id_that_a_later_one_makes_moot() -> None:
-    """Those that ask for an answer, too. They are ordered by the clients' records: what was written once more is
-    older than what was written meanwhile. Neither pauses, nor recalls, nor what cannot be written."""
+    """Those that ask for an answer, too. Each is decided in its place, also one that an earlier version has written
+    again. Neither pauses, nor recalls, nor what cannot be written."""
     again, elsewhere = (h.COPY_FORWARDED, b"delay/0/3"), (h.COPY_FORWARDED, b"delay/1/900")
     asks, correlates = (h.REPLY_TO, b"answers"), (h.CORRELATION, b"c")
     told: list[tuple[str, int, h.Headers]] = [
@@ -283,8 +272,8 @@ def test_moves_by_id_that_a_later_one_makes_moot() -> None:
         rows.append((AT_MIN, 0, 20 + n, move))
     rows.append((AT_MIN, 0, 40, timer("delay", 0, 40, NOW, None, kind=int(Kind.RECALL), id="a")))
     commands = DueCommands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
-    assert commands.passed() == {20: 25, 21: 27, 22: 25, 24: 28, 26: 25, 29: 30}
-    assert commands.passed({25, 30}) == {20: 22, 21: 27, 24: 28, 26: 22}
+    assert commands.passed() == {20: 26, 21: 27, 22: 26, 24: 28, 25: 26, 29: 30}
+    assert commands.passed({26, 30}) == {20: 25, 21: 27, 22: 25, 24: 28}
 
 
 def test_where_a_move_needs_a_dead_letter_and_those_fail_its_source_waits() -> None:
@@ -300,10 +289,18 @@ def test_where_a_move_needs_a_dead_letter_and_those_fail_its_source_waits() -> N
     assert [(len(batch), batch.values) for batch in plan.batches() if batch.topic == "delay.dlt"] == [(1, [None])]
 
 
-@pytest.mark.parametrize("decision", [each for each in Decision if each not in (Decision.AGAIN, Decision.TOO_MANY)])
+def test_commands_without_effect_are_reported() -> None:
+    """Most ask for no answer."""
+    with capture_logs() as logs:
+        planned(NOW, loan=lambda *found: Several(*found, decisions={7: Decision.UNKNOWN}))
+    (line,) = logs
+    assert (line["event"], line["commands"], line["first"]) == ("commands-without-effect", 1, "delay/0/20")
+
+
+@pytest.mark.parametrize("decision", [each for each in Decision if each not in (Decision.SENT_ON, Decision.TOO_MANY)])
 def test_answers_about_several_messages_add_up(decision: Decision) -> None:
     """Also where the last of them has an answer of its own, of a command that was written again for it alone."""
-    several = {7: Decision.ACT, 8: Decision.NOTHING, 9: Decision.AGAIN, 10: Decision.LEFT, 11: Decision.LEFT}
+    several = {7: Decision.ACT, 8: Decision.NOTHING, 9: Decision.SENT_ON, 10: Decision.LEFT, 11: Decision.LEFT}
     rows = [{**timer("delay", 0, 7, NOW + MINUTE, "orders"), "origin": 7}]
     plan = planned(
         NOW + 2 * MINUTE, *rows, loan=lambda *found: Several(*found, decisions=several), names="delay/0/7,8,9,10,11"

@@ -1,24 +1,20 @@
-"""bridge.ingest.watch.reading: the table of readers is walked."""
+"""bridge.ingest.watch.reading: who reads now."""
 
 from __future__ import annotations
 
-import pytest
+from bridge.ingest.watch.reading import Reading
+from timerstore.rows.position import Progress
 
-from bridge.ingest.watch.reading import TRANSITIONS, Reader, ReaderEvent, Reading
 
-
-@pytest.mark.parametrize("before", Reader)
-@pytest.mark.parametrize("event", ReaderEvent)
-def test_one_reader_follows_another_by_the_table(before: Reader, event: ReaderEvent) -> None:
-    """An event changes the reader as the table says; without a row it changes nothing."""
+def test_of_a_repeated_cause_only_the_first_changes_the_reader() -> None:
+    """A change is logged and acted on once; at first the plain reader reads, which needs nothing but the brokers."""
     reading = Reading()
-    reading.reader = before
-    expected = TRANSITIONS[before].get(event, before)
-    assert reading.advance(event) is (expected is not before)
-    assert reading.reader is expected
+    changes = [reading.pass_to(query=query) for query in (False, True, True, False)]
+    assert changes == [False, True, False, True] and not reading.query_serves
 
 
-def test_every_reader_ends_with_the_plain_one() -> None:
-    """It needs nothing but the brokers: whatever Spark does, the partitions are read."""
-    for reader in Reader:
-        assert reader is Reader.PLAIN or TRANSITIONS[reader][ReaderEvent.STANDS_STILL] is Reader.PLAIN
+def test_a_log_ends_at_its_committed_offset_or_later() -> None:
+    reading = Reading()
+    reading.log_ends = {("delay", 0): 7, ("delay", 1): 3}
+    committed = {("delay", n): Progress(5) for n in range(3)}
+    assert reading.known_ends(committed) == {("delay", 0): 7, ("delay", 1): 5, ("delay", 2): 5}
