@@ -266,15 +266,15 @@ class Loan:
     def acknowledge(self) -> None:
         """Finish the rows, after a successful commit of the last `progress`."""
         memory = self._memory
-        with self._ending() as ends, memory.lock:
+        with memory.lock, self._ending() as ends:
+            for rows in self._delivered:  # last: a cancel that came too late is counted in again before
+                ends.callback(memory.uncounted.remove, rows.source.astype(np.int64), rows.at, [rows.payload])
             for source, transaction in self._open.items():
                 if (progress := self._moves.get(source)) is None:
                     ends.callback(transaction.rollback)
                 else:
                     ends.callback(transaction.finish, progress)
                 self._lenders[source].followed_ms = self._now_ms
-            for rows in self._delivered:
-                memory.uncounted.remove(rows.source.astype(np.int64), rows.at, [rows.payload])
             finished = [self._open[source] for source in self._moves if source in self._open]
             memory.chunks.release(concat([rows for each in finished for rows in each.references]).chunk)
             memory.changed.notify_all()

@@ -132,6 +132,7 @@ def restore(
             found = _without(found, error, now_ms)
         else:
             state.cut = number
+            state.join()
             return state
 
 

@@ -129,10 +129,8 @@ class StoreState:
         self.limits = limits
         self.pending = Pending(now_ms - DAY_MS, memory.uncounted, log)
         self.resident = Resident(committed, memory.chunks, memory.merged, log)
-        memory.join(log, self.resident)
         self.cancels = Cancels(limits.window_ms)
         self.commands = Commands()
-        self.share(memory.budgets)
         self.timerlog = TimerLog()
         self.loan: RowsOnLoan | None = None
         self.checkpoint = Checkpoint(identity=identity)
@@ -145,6 +143,11 @@ class StoreState:
         """Files that a rebuild has replaced or given up, kept until ingest has caught up."""
         self.reports: tuple[str, ...] = ()
         """Damage of the directory that the start has mended, as sentences for the operator."""
+
+    def join(self) -> None:
+        """Take part in the memory, once everything is restored."""
+        self.memory.join(self.log, self.resident)
+        self.share(self.memory.budgets)
 
     def share(self, budgets: Budgets) -> None:
         """Share the budgets with other stores."""

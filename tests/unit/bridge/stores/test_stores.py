@@ -16,10 +16,12 @@ from dev.harness.waiting import wait_until
 from tests.model.stores import State, batch
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, RETRY, Rig
 from tests.unit.timerstore.entries import Record, gather
-from timerstore.errors import Closed, DiskFull, Misuse
+from timerstore.errors import Closed, Corrupt, DiskFailure, DiskFull, Misuse
 from timerstore.limits import Limits
+from timerstore.operations import recovery
 from timerstore.operations.find import FoundPage
-from timerstore.rows.position import AT_MIN
+from timerstore.operations.transaction import Transaction
+from timerstore.rows.position import AT_MIN, Progress
 from timerstore.store import TimerStore
 
 FAR_MS = NOW_MS + 36_000_000
@@ -207,6 +209,70 @@ def test_partitions_that_could_not_be_opened_take_no_room(tmp_path: Path) -> Non
     ):
         rig.stores.coming({BILLS: State(), RETRY: State()}, {}, {})
     assert not opened and ready.guaranteed == guaranteed
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_an_index_that_could_not_be_read_takes_no_room(tmp_path: Path, is_damaged: bool) -> None:
+    """The next attempt, or the rebuild after damage, makes a new store; the other stores keep their part."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.produce(BILLS, NOW_MS + 900_000)
+    rig.ingest()
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    guaranteed = rig.stores.memory.budgets.ready.guaranteed
+    rig.stores.close_partitions([BILLS])
+    [segment] = (tmp_path / "delay" / "1").glob("*.parquet")
+    failure = Corrupt("", path=str(segment)) if is_damaged else DiskFailure("", hint="", code="DB-3025")
+    coming = {BILLS: rig.states[BILLS]}
+    with mock.patch.object(recovery, "covered_in", mock.Mock(side_effect=[failure, []])):
+        if not is_damaged:
+            with pytest.raises(DiskFailure):
+                rig.stores.coming(coming, {}, {})
+        rig.stores.coming(coming, {}, {})
+    assert rig.stores.memory.budgets.ready.guaranteed == guaranteed
+
+
+@pytest.mark.fault("a flush or a search at the end of a transaction")
+def test_a_transaction_ends_in_all_stores_at_once(tmp_path: Path) -> None:
+    """No other thread meets its rows without their payloads, which may be those of other rows by then."""
+    rig = Rig(tmp_path)
+    rig.load()
+    for name in (ORDERS, BILLS):
+        rig.produce(name, *[NOW_MS] * 4)
+    rig.ingest()
+    loan = rig.stores.begin(NOW_MS)
+    assert len(rig.take(loan, NOW_MS, 100)) == 8
+    finish, came_in, lock = Transaction.finish, list[bool](), rig.stores.memory.lock
+
+    def come_in() -> None:
+        came_in.append(lock.acquire(blocking=False))
+        if came_in[-1]:
+            lock.release()
+
+    def finished(transaction: Transaction, progress: Progress) -> None:
+        other = threading.Thread(target=come_in)
+        other.start()
+        other.join()
+        finish(transaction, progress)
+
+    with mock.patch.object(Transaction, "finish", finished):
+        rig.commit(loan)
+    assert came_in == [False, False]
+
+
+def test_a_cancel_that_comes_too_late_leaves_the_counts_of_targets_right(tmp_path: Path) -> None:
+    """Its message is counted out when the cancel is read, and delivered all the same."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.logs[ORDERS] += [Record(*ORDERS, 0, NOW_MS, id="a", target="A"), Record(*ORDERS, 1, FAR_MS, target="B")]
+    rig.ingest()
+    loan = rig.stores.begin(NOW_MS)
+    assert rig.take(loan, NOW_MS, 10)
+    rig.logs[ORDERS].append(Record(*ORDERS, 2, None, id="a", cancels=True))
+    rig.ingest()
+    rig.commit(loan)
+    assert rig.stores.stats().pending_by_target == {"B": 1}
 
 
 @pytest.mark.fault("a partition with few rows beside large ones of others, held for hours")
