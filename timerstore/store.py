@@ -55,7 +55,7 @@ class TimerStore:
         self._ingest = StoreIngest(state)
         self._find = Find(state)
         self.append, self.take_in = self._ingest.append, self._ingest.take_in
-        self.take_in_part, self.part_is_placed = self._ingest.take_in_part, self._ingest.part_is_placed
+        self.take_in_part = self._ingest.take_in_part
         self.has_room = self._ingest.has_room
         self.wait_for_room = self._ingest.wait_for_room
 
@@ -110,10 +110,9 @@ class TimerStore:
     def merge(self, is_merged: bool) -> None:
         """Let the ready rows be merged with those of other stores, or take them back; between two transactions."""
         with self.state.changing():
-            ready = self.state.resident.ready
-            ready.is_merged = is_merged
+            self.state.resident.ready.is_merged = is_merged
             if not is_merged:
-                ready.take_back()
+                self.state.resident.give_back()
 
     def begin(self, now_ms: int = AT_MIN) -> Transaction:
         """Start a transaction: one at a time, and only when the log is ingested up to its committed O (invariant I6).

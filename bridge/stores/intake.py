@@ -16,14 +16,14 @@ import pyarrow as pa
 from bridge.stores.names import Sources, sources_of
 from timerstore.cancels.digests import digest
 from timerstore.cancels.id_index import Timers, timers_of, timers_with_ids
-from timerstore.memory.batch import LogPart, MergedBatch, RowBatch
+from timerstore.memory.batch import LogPart, MergedBatch
 from timerstore.memory.memory import Memory
 from timerstore.memory.pending import labels
 from timerstore.memory.ready import plain
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import select
 from timerstore.rows.entry import payload_of
-from timerstore.rows.position import AT_MAX
+from timerstore.rows.position import AT_MAX, groups
 from timerstore.store import TimerStore
 
 
@@ -41,14 +41,15 @@ class Intake:
     """The rows of `names.NAMED_ENTRY`, with the numbers of their partitions."""
 
     def __init__(self, entries: pa.Table, sources: Sources) -> None:
-        self._source = sources.of_columns(entries.column("topic"), entries.column("partition"))
-        self._rows, self._payload = select(entries), payload_of(entries)
+        source = sources.of_columns(entries.column("topic"), entries.column("partition"))
+        self._batch = MergedBatch.of(source, select(entries), payload_of(entries))
+        self.part = self._batch.part
 
     def take_in(self, memory: Memory, stores: Sequence[tuple[int, TimerStore, int]]) -> TakenIn:
         """Let stores take in their parts, if they need no look at single rows. `stores` has (number, store, end offset)
         of each partition. Raises Inconsistent."""
-        batch = MergedBatch.of_originals(self._source, self._rows, self._payload)
-        if batch is None:
+        batch = self._batch
+        if not batch.is_whole:
             return TakenIn(rows=0, stores=frozenset(), has_news=False)
         timers = _with_ids(batch)
         parts, done = list[tuple[Resident, LogPart, int]](), dict[int, TimerStore]()
@@ -64,21 +65,13 @@ class Intake:
             rows = memory.take_in(batch, parts)
             first_ms = min((part.first[0] for _, part, near in parts if near), default=AT_MAX)
             has_news = first_ms < (AT_MAX if next_ms is None else next_ms)
-            has_work = [store.part_is_placed() for store in done.values()]
-        return TakenIn(rows=rows, stores=frozenset(done), has_news=has_news or any(has_work))
-
-    def parts(self) -> dict[int, RowBatch]:
-        """The parts, by partition (number)."""
-        source, rows, payload = self._source, self._rows, self._payload
-        if not len(rows):
-            return {}
-        order = np.lexsort((rows.offset, rows.at, source))
-        if (order[1:] < order[:-1]).any():
-            payload, rows, source = payload.take(pa.array(order)), rows[order], source[order]
-        whole = RowBatch.sorted(rows, payload)
-        begins = [0, *(np.flatnonzero(source[1:] != source[:-1]) + 1).tolist()]
-        ends = [*begins[1:], len(source)]
-        return {int(source[begin]): whole.part(begin, end) for begin, end in zip(begins, ends, strict=True)}
+            states = [store.state for store in done.values()]
+            full = [each for each in states if not each.budgets.ready.has_room(each)]
+            memory.merged.give_back(each.resident.ready for each in full)
+            for each in full:
+                each.bound_ready_rows()
+            has_news |= any(len(each.resident.overtaken) or each.needs_offset_commit() for each in states)
+        return TakenIn(rows=rows, stores=frozenset(done), has_news=has_news)
 
 
 def _with_ids(batch: MergedBatch) -> dict[int, Timers]:
@@ -92,9 +85,6 @@ def _with_ids(batch: MergedBatch) -> dict[int, Timers]:
     keys = digest(payload.column("id").take(pa.array(index)))
     rows, origin = plain(batch.rows[index]), payload.column("origin").to_numpy()[index]
     timers = timers_of(keys, rows, origin, labels(payload).take(pa.array(index)))
-    source, order = sources_of(batch.rows.offset[index]), keys.order()
-    order = order[np.argsort(source[order], kind="stable")]
-    timers, source = timers[order], source[order]
-    begins = [0, *(np.flatnonzero(np.diff(source)) + 1).tolist()]
-    spans = zip(begins, [*begins[1:], len(source)], strict=True)
-    return {int(source[begin]): timers[begin:end] for begin, end in spans}
+    order = keys.order()
+    timers, source = timers[order], sources_of(batch.rows.offset[index[order]])
+    return {log: timers[mine] for log, mine in groups(source)}

@@ -30,7 +30,7 @@ from timerstore.memory.sorted_runs import RowRefs, concat
 from timerstore.operations.state import Taken
 from timerstore.operations.transaction import CANCELLED_TAKES_MAX, GATHERED_AHEAD_MS, Transaction
 from timerstore.rows.entry import NO_PAYLOAD
-from timerstore.rows.position import AT_MIN, KEY_MAX, OFFSET_MAX, Bools, Int64s, Progress, RowBound, end_of
+from timerstore.rows.position import AT_MIN, KEY_MAX, OFFSET_MAX, Bools, Int64s, Progress, RowBound, end_of, groups
 from timerstore.store import TimerStore
 
 FOLLOW_MS: Final = 1_000
@@ -125,7 +125,7 @@ class Loan:
             waiting = sorted(each for each in counts if each[0])
             if not waiting:
                 return {}
-            _merge(lenders)
+            _merge(self._memory, lenders)
             on_time = self._memory.merged.count_until(_end_of(until_ms))
         left, shares = max(room - on_time, (room + 1) // 2), dict[int, int]()
         for at, (overtaken, source) in enumerate(waiting):  # a small demand leaves room to the others
@@ -137,7 +137,7 @@ class Loan:
         """The next rows on time, in the order of delivery."""
         for _ in range(CANCELLED_TAKES_MAX):
             with self._memory.changing():
-                _merge(lenders)
+                _merge(self._memory, lenders)
                 popped = self._memory.merged.pop_until(_end_of(until_ms), max(0, room))
                 self._memory.merged.gather_near(popped, _end_of(until_ms + GATHERED_AHEAD_MS))
                 payloads = self._memory.chunks.payloads(popped.chunk)
@@ -151,14 +151,9 @@ class Loan:
 
     def _lent(self, popped: RowRefs) -> Iterator[tuple[npt.NDArray[np.intp], Transaction, RowRefs]]:
         """For each partition the indices of its rows among popped ones, its transaction, and the rows."""
-        if not len(popped):
-            return
-        rows, sources = plain(popped), sources_of(popped.offset)
-        order = np.argsort(sources, kind="stable")
-        rows, sources = rows[order], sources[order]
-        begins = [0, *(np.flatnonzero(np.diff(sources)) + 1).tolist()]
-        for begin, end, source in zip(begins, [*begins[1:], len(rows)], sources[begins].tolist(), strict=True):
-            yield order[begin:end], self._transaction(source), rows[begin:end]
+        rows = plain(popped)
+        for source, mine in _by_source(popped.offset):
+            yield mine, self._transaction(source), rows[mine]
 
     def _handed_out(
         self,
@@ -294,10 +289,9 @@ class Loan:
         self._open = {}
 
 
-def _merge(lenders: Sequence[Lender]) -> None:
+def _merge(memory: Memory, lenders: Sequence[Lender]) -> None:
     """Merge rows that were placed since the last take."""
-    for each in lenders:
-        each.store.state.resident.ready.merge()
+    memory.merged.take_over(each.store.state.resident.ready for each in lenders)
 
 
 def _is_due(store: TimerStore, until_ms: int) -> bool:
@@ -305,16 +299,9 @@ def _is_due(store: TimerStore, until_ms: int) -> bool:
     return due_ms is not None and due_ms <= until_ms
 
 
-def _by_source(keys: Int64s) -> Iterator[tuple[int, Int64s]]:
+def _by_source(keys: Int64s) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
     """(partition, indices of its keys) for each partition among keys."""
-    sources = sources_of(keys)
-    if not len(keys):
-        return
-    if (sources == sources[0]).all():
-        yield int(sources[0]), np.arange(len(keys))
-        return
-    for source in np.unique(sources).tolist():
-        yield source, np.flatnonzero(sources == source)
+    return groups(sources_of(keys))
 
 
 def _end_of(until_ms: int) -> RowBound:

@@ -41,13 +41,11 @@ from bridge.stores.search import Originals, Page, Query, StoresExport
 from bridge.stores.upkeep import Upkeep
 from timerstore.errors import Closed, Misuse
 from timerstore.limits import Limits
-from timerstore.memory.batch import RowBatch
 from timerstore.memory.memory import Memory
 from timerstore.operations.find import ORIGINALS_MAX, ROWS_MAX, SCANNED_ROWS_MAX, Count
 from timerstore.operations.recovery import Found
 from timerstore.operations.stats import Stats, Trimmed
 from timerstore.rows.cuts import Cuts
-from timerstore.rows.entry import ENTRY
 from timerstore.rows.position import AT_MIN, Progress
 from timerstore.store import TimerStore
 
@@ -217,9 +215,15 @@ class Stores:
         self._must_be_between_transactions()
         gone = [self._entries[name] for name in names if name in self._entries]
         self._entries = {name: entry for name, entry in self._entries.items() if name not in names}
+        self._give_back(gone)
         for entry in gone:
             entry.store.close()
         self._begin_run()
+
+    def _give_back(self, entries: Iterable[_Entry]) -> None:
+        """Have the ready rows of partitions that are no longer delivered apart, by one pass over all."""
+        with self.memory.changing():
+            self.memory.merged.give_back(entry.store.state.resident.ready for entry in entries)
 
     def remove_left(self, now_ms: int) -> int:
         """Remove the indexes of partitions that left long ago. Returns their number. Raises DiskFailure."""
@@ -251,6 +255,7 @@ class Stores:
     def hold(self, sources: Collection[int]) -> None:
         """Hold these partitions (numbers), and release all others; between two transactions."""
         self._must_be_between_transactions()
+        self._give_back([entry for entry in self._delivered() if entry.lender.source in sources])
         for entry in self._delivered():
             if entry.lender.source in sources:
                 entry.become(Life.HELD)
@@ -298,14 +303,14 @@ class Stores:
                     entry.store.wait_for_room(partial(self._must_not_wait, entry, beat))
         reached = [(entry, end) for entry, end in reached if entry.since <= run]
         whole = intake.take_in(self.memory, [(entry.lender.source, entry.store, end) for entry, end in reached])
-        taken, parts = whole.rows, intake.parts() if len(whole.stores) < len(reached) else {}
+        taken = whole.rows
         if whole.has_news:
             self.wake()
         for entry, end in reached:
             if entry.lender.source in whole.stores:
                 continue
             with self._unless_left(entry):
-                batch = parts.get(entry.lender.source, _NOTHING)
+                batch = intake.part(entry.lender.source)
                 taken += entry.store.take_in(batch, end, now_ms, partial(self._must_not_wait, entry, beat))
         if any(entry.life is Life.CATCHING_UP and entry.store.is_caught_up() for entry, _ in reached):
             self.wake()
@@ -491,6 +496,3 @@ class Stores:
 
 class _HeldWithoutRoom(Exception):
     """Ends a wait for room in a held partition, which may be without deliveries for long."""
-
-
-_NOTHING: Final = RowBatch.of(ENTRY.empty_table())

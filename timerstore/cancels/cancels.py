@@ -420,7 +420,7 @@ class Cancels:
             return AT_MIN
         waiting = np.concatenate([resident.overtaken.all().at, on_loan.at])
         first = int(waiting[waiting > AT_MIN].min(initial=now_ms))
-        ready_ms = resident.ready.first_at_ms()
+        ready_ms = resident.ready.nearest_ms()
         return min([now_ms, resident.frontier.at_ms, first, *([] if ready_ms is None else [ready_ms])])
 
 

@@ -24,7 +24,7 @@ from timerstore.memory.chunks import Chunks
 from timerstore.memory.pending import Uncounted
 from timerstore.memory.ready import MergedRows, plain
 from timerstore.memory.resident import Resident
-from timerstore.memory.sorted_runs import RowRefs
+from timerstore.memory.sorted_runs import RowRefs, concat
 from timerstore.rows.position import OFFSET_BITS, Int64s
 
 REPACKED_ROWS_MAX: Final = 1 << 16
@@ -101,7 +101,8 @@ class Memory:
         if self._residents.get(log) is resident:
             del self._residents[log]
             self.uncounted.leave(log)
-            for rows in (resident.ready.pop_all(), resident.memtable.pop_all(), resident.overtaken.pop_all()):
+            self.merged.give_back([resident.ready])
+            for rows in (concat(resident.ready.pop_own()), resident.memtable.pop_all(), resident.overtaken.pop_all()):
                 self.chunks.release(rows.chunk)
 
     def repack(self, now_ms: int, gain_bytes_min: int, *, every_ms: int) -> int:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Bools, Int64s
+from timerstore.rows.position import Bools, Int64s, groups
 
 SLOT_MS = 10_000
 DAY_MS = 86_400_000
@@ -239,11 +239,9 @@ class _Rows:
         parts, self._parts, self._pieces, self._count = self._parts, [], 0, 0
         log, at, left_out = (np.concatenate([part[i] for part in parts]) for i in (0, 1, 3))
         rows = pa.Table.from_batches([each for part in parts for each in part[2]]).combine_chunks()
-        order = np.argsort(log, kind="stable")
-        for mine in np.split(order, np.flatnonzero(np.diff(log[order])) + 1):
-            whole = len(mine) == len(order)
-            payload = rows if whole else rows.take(pa.array(mine))
-            yield int(log[mine[0]]), tally_timers(at[mine], payload, left_out[mine])
+        for number, mine in groups(log):
+            payload = rows if len(mine) == len(log) else rows.take(pa.array(mine))
+            yield number, tally_timers(at[mine], payload, left_out[mine])
 
 
 class Uncounted:
@@ -279,7 +277,7 @@ class Uncounted:
         """Count all timers now."""
         for log, timers in self._added.pop():
             if log in self._pending:
-                self._pending[log].add_counted(timers)
+                self._pending[log].add(timers)
         for log, timers in self._removed.pop():
             if log in self._pending:
                 self._pending[log].remove_counted(timers)
@@ -336,25 +334,20 @@ class Pending:
         self._count()
         return sum(count for label, count in self._by_target.items() if label.endswith(RECURS))
 
-    def add(self, timers: Tally) -> None:
-        """Add counted timers."""
-        self._count()
-        self.add_counted(timers)
-
     def remove(self, timers: Tally) -> None:
         """Remove counted timers that were added before."""
         self._count()
         self.remove_counted(timers)
 
-    def add_counted(self, timers: Tally) -> None:
-        """As `add`, without those that are uncounted."""
+    def add(self, timers: Tally) -> None:
+        """Add counted timers."""
         self._histogram.add_slots(timers.slots, timers.counts)
         for name, count in timers.targets.items():
             count_in(self._by_target, name, count)
         self._is_by_target &= OTHER_TARGETS not in self._by_target
 
     def remove_counted(self, timers: Tally) -> None:
-        """As `remove`, without those that are uncounted."""
+        """As `remove`, of timers that are not uncounted."""
         self._histogram.add_slots(timers.slots, -timers.counts)
         for name, count in timers.targets.items():
             left = self._take(name, count)

@@ -9,20 +9,20 @@ offset, in one integer.
     merge of both         merged [5, 0|1] [5, 1|7] [9, 0|2]
     a batch of both       comes to the merged rows at once
     rows placed again     come to the log's own rows, until the next merge
-    log 1 is held         its rows are taken back
+    log 1 is held         its rows are given back
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from timerstore.memory.chunks import Chunks
-from timerstore.memory.sorted_runs import RowRefs, SortedRuns
-from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Position, RowBound
+from timerstore.memory.sorted_runs import RowRefs, SortedRuns, concat
+from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Position, RowBound, groups
 
 LOG_MAX: Final = (1 << 15) - 1
 
@@ -54,19 +54,26 @@ class MergedRows(SortedRuns):
         self._count(rows, -1)
         return rows
 
-    def of(self, log: int) -> list[RowRefs]:
-        """The rows of a log, with plain offsets: runs in order of position."""
-        if log not in self._bytes_of:
-            return []
-        runs = [run[run.offset >> OFFSET_BITS == log] for run in self]
-        return [plain(run) for run in runs if len(run)]
+    def of(self, log: int) -> Callable[[], list[RowRefs]]:
+        """A function that returns the present rows of a log, with plain offsets: runs in order of position. It needs no
+        lock, and passes over the rows of all logs."""
+        runs = self._runs[:] if log in self._bytes_of else []
+        first, end = log << OFFSET_BITS, (log + 1) << OFFSET_BITS
+        return lambda: [plain(run[(run.offset >= first) & (run.offset < end)]) for run in runs]
 
-    def take_back(self, log: int) -> list[RowRefs]:
-        """Remove and return the rows of a log, as `of`."""
-        runs = self.of(log)
-        if runs:
-            self.remove(lambda run: run.offset >> OFFSET_BITS == log)
-        return runs
+    def take_over(self, logs: Iterable[ReadyRows]) -> None:
+        """Merge all rows of some logs."""
+        rows = [with_log(run, each.log) for each in logs for run in each.pop_own()]
+        if rows:
+            self.insert(concat(rows).sorted())
+
+    def give_back(self, logs: Iterable[ReadyRows]) -> None:
+        """Have all rows of some logs as own ones, by one pass over all rows."""
+        holders = {each.log: each for each in logs if each.log in self._bytes_of}
+        if holders:
+            rows = self.remove(lambda run: np.isin(run.offset >> OFFSET_BITS, [*holders])).sorted()
+            for log, mine in groups(rows.offset >> OFFSET_BITS):
+                holders[log].insert(plain(rows[mine]))
 
     def _count(self, rows: RowRefs, sign: int) -> None:
         if len(rows):
@@ -83,20 +90,26 @@ class MergedRows(SortedRuns):
 class ReadyRows(SortedRuns):
     """The ready rows of one log: its own ones, and those among the merged ones.
 
-    A look sees both. What removes rows by position takes the merged ones back first."""
+    A look sees both. What removes rows by position sees own ones only: `MergedRows.give_back` comes before."""
 
     def __init__(self, chunks: Chunks, merged: MergedRows, log: int) -> None:
         super().__init__(chunks)
-        self._merged, self._log = merged, log
+        self.log = log
+        self._merged = merged
         self.is_merged = False
         """Whether rows may be merged."""
 
     def __iter__(self) -> Iterator[RowRefs]:
-        return iter([*self._runs, *self._merged.of(self._log)])
+        return iter(self.of_now()())
+
+    def of_now(self) -> Callable[[], list[RowRefs]]:
+        """A function that returns the present runs, as `MergedRows.of`."""
+        own, merged = self._runs[:], self._merged.of(self.log)
+        return lambda: [*own, *(run for run in merged() if len(run))]
 
     @property
     def bytes(self) -> int:
-        return self._bytes + self._merged.bytes_of(self._log)
+        return self._bytes + self._merged.bytes_of(self.log)
 
     def first_own_ms(self) -> int | None:
         """Effective time of the first row that is not merged, or None."""
@@ -107,33 +120,10 @@ class ReadyRows(SortedRuns):
         times = (self.first_own_ms(), self._merged.first_at_ms() if self.is_merged else None)
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
-    def merge(self) -> None:
-        """Merge all rows."""
-        if self._runs:
-            runs, self._runs, self._bytes = self._runs, [], 0
-            for run in runs:
-                self._merged.insert(with_log(run, self._log))
-
-    def take_back(self) -> None:
-        """Have all rows as own ones."""
-        for run in self._merged.take_back(self._log):
-            self.insert(run)
-
-    def pop_until(self, bound: Position | RowBound, limit: int | None = None) -> RowRefs:
-        self.take_back()
-        return super().pop_until(bound, limit)
-
-    def split_until(self, bound: Position) -> list[RowRefs]:
-        self.take_back()
-        return super().split_until(bound)
-
-    def split_after(self, bound: Position) -> list[RowRefs]:
-        self.take_back()
-        return super().split_after(bound)
-
-    def pop_all(self) -> RowRefs:
-        self.take_back()
-        return super().pop_all()
+    def pop_own(self) -> list[RowRefs]:
+        """Remove and return the runs that are not merged."""
+        runs, self._runs, self._bytes = self._runs, [], 0
+        return runs
 
 
 def plain(rows: RowRefs) -> RowRefs:

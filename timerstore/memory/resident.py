@@ -33,6 +33,7 @@ class Resident:
     def __init__(self, committed: Progress, chunks: Chunks, merged: MergedRows, log: int) -> None:
         self.chunks = chunks
         self.ready = ReadyRows(chunks, merged, log)
+        self._merged = merged
         self.memtable = SortedRuns(chunks)
         self.overtaken = Overtaken(chunks)
         self.committed = committed
@@ -64,6 +65,10 @@ class Resident:
         the first overtaken row."""
         first = self.overtaken.first_offset()
         return self.end if first is None else first
+
+    def give_back(self) -> None:
+        """Have all ready rows as own ones."""
+        self._merged.give_back([self.ready])
 
     def is_apart(self) -> bool:
         """Whether there are ready rows that are not merged, or overtaken ones."""
@@ -135,6 +140,7 @@ class Resident:
 
     def retreat_frontier(self, budget_bytes: int, floor: Position) -> None:
         """Move L back until the ready rows take at most `budget_bytes`; never below `floor` (invariant I8)."""
+        self.give_back()
         last_in = self.ready.largest_within(self.frontier, budget_bytes)
         if last_in is None:
             return

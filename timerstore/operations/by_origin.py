@@ -95,10 +95,11 @@ def _bounded(found: Iterator[tuple[RowRefs, pa.Table]], bytes_max: int | None) -
 def _in_memory(
     state: StoreState, snapshot: Snapshot, origins: Int64s, columns: Sequence[str]
 ) -> tuple[RowRefs, pa.Table]:
-    everything, begins = snapshot.payload(["origin"])
-    # A pass over one column, in the order of memory, leaves few rows for the others.
-    may_be = np.isin(everything.column("origin").to_numpy(), origins)
-    rows = concat([run[may_be[begins[run.chunk] + run.row]] for run in snapshot.runs])
+    rows = concat(snapshot.runs)
+    if len(rows):
+        # A pass over one column, in the order of memory, leaves few rows for the others.
+        table, index = snapshot.table(rows, ["origin"])
+        rows = rows[np.isin(table.column("origin").to_numpy(), origins)[index]]
     if not len(rows):
         return rows, pa.schema([PAYLOAD.field(name) for name in columns]).empty_table()
     chunks = {chunk: snapshot.chunks[chunk].select(list(columns)) for chunk in np.unique(rows.chunk).tolist()}

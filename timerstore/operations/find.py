@@ -321,10 +321,7 @@ class Search:
         rows = concat([run[~run.at_or_below(self._after)] for run in snapshot.runs])
         if not len(rows):
             return NO_HITS
-        table, begins = snapshot.payload(self._columns)
-        index = begins[rows.chunk] + rows.row
-        if 2 * len(rows) < len(table):  # most rows are of other stores
-            table, index = table.take(pa.array(index)), np.arange(len(rows))
+        table, index = snapshot.table(rows, self._columns)
         fits = self._fits(table)[index] & self._is_at(rows)
         rows, index = rows[fits], index[fits]
         return self._judged(rows, table.take(pa.array(index)))

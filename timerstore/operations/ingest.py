@@ -69,14 +69,14 @@ class StoreIngest:
         Returns the number of rows, the first ones, that the caller inserts into the merged ready rows; the others come
         to the memtable. None: `take_in` has to do it. The caller holds the lock of the memory, in a change."""
         state, resident = self._state, self._state.resident
-        if state.failed_change or state.is_closed or state.is_intake_closed or not self._one_at_a_time.acquire(False):
+        if state.failed_change or state.is_closed or state.is_intake_closed or state.is_unread():
+            return None
+        if not self._one_at_a_time.acquire(False):
             return None
         self._one_at_a_time.release()
         near = 0
         if part is not None:
-            if part.low < resident.end or part.high >= end or state.is_unread():
-                return None
-            if not (resident.ready.is_merged and state.is_caught_up()):
+            if part.low < resident.end or part.high >= end or not (resident.ready.is_merged and state.is_caught_up()):
                 return None
             passed, frontier = resident.passed, resident.frontier
             if part.first <= (passed.at_ms, passed.offset):
@@ -90,13 +90,6 @@ class StoreIngest:
                 return None
         resident.end = max(resident.end, end)
         return near
-
-    def part_is_placed(self) -> bool:
-        """Bound the ready rows after `take_in_part`. Returns whether the dispatcher has work. The caller holds the
-        lock."""
-        state = self._state
-        state.bound_ready_rows()
-        return len(state.resident.overtaken) > 0 or state.needs_offset_commit()
 
     def _take_in(self, batch: RowBatch, end: int, now_ms: int, room_bytes: int | None) -> int:
         state, resident = self._state, self._state.resident
@@ -133,7 +126,7 @@ class StoreIngest:
     ) -> None:
         """Place the unfinished rows of a batch (`new`), and apply its cancels and commands. `covered` rows are not
         counted."""
-        state, resident, new = self._state, self._state.resident, new.owned()
+        state, resident = self._state, self._state.resident
         with self._changing:
             nearest_ms, was_unread = resident.ready.nearest_ms(), state.is_unread()
             resident.end = end

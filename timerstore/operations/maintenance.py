@@ -72,11 +72,11 @@ class Maintenance:
         # 1. Fix O_c at the committed O, or at ingest's end before it; choose the rows below that no segment holds.
         with state.changing():
             covered, is_full = resident.covered(), state.is_memtable_full()
-            runs = [*resident.ready, *resident.memtable, state.rows_on_loan()]
+            ready, others = resident.ready.of_now(), [*resident.memtable, state.rows_on_loan()]
             payloads = resident.chunks.all()
             number = state.next_segment
             merge = self._tombstone_merge(now_ms)
-        rows = self._unstored(runs, covered)
+        rows = self._unstored([*ready(), *others], covered)
         payloads = {chunk: payloads[chunk] for chunk in np.unique(rows.chunk).tolist()}
         # 2. Write them as one segment, and the indexes beside it: temporary file, fsync, rename, fsync of the folder.
         #    A crash up to here leaves files that no checkpoint names; the next start removes them.

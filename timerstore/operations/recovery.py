@@ -262,7 +262,7 @@ def _restore(
     for file in kept:
         state.timerlog.add(file)
         for part in _count_pending(file, state):
-            state.pending.add_counted(part)
+            state.pending.add(part)
         for part in covered_in(state, file):
             state.pending.remove_counted(part)
         progress(len(kept), len(kept))

@@ -20,6 +20,7 @@ includes it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -194,6 +195,23 @@ def order_by_position(at: Int64s, offset: Int64s) -> npt.NDArray[np.intp]:
     if times * offsets > KEY_MAX:
         return np.lexsort((offset, at))
     return np.argsort((at - at_ms) * offsets + key, kind="stable")
+
+
+def grouped(numbers: Int64s) -> tuple[npt.NDArray[np.intp], list[int]]:
+    """The indices of the rows of each number (of a log) in one vector, in their order, and where each number begins;
+    there must be rows."""
+    narrow = numbers.astype(np.int16)  # sorted in linear time
+    order = np.argsort(narrow, kind="stable")
+    narrow = narrow[order]
+    return order, [0, *(np.flatnonzero(narrow[1:] != narrow[:-1]) + 1).tolist()]
+
+
+def groups(numbers: Int64s) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Each number, and the indices of its rows, in their order."""
+    if len(numbers):
+        order, begins = grouped(numbers)
+        for begin, end in pairwise([*begins, len(order)]):
+            yield int(numbers[order[begin]]), order[begin:end]
 
 
 def _span(values: Int64s) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from timerstore.memory.chunks import Chunks
 from timerstore.memory.ready import MergedRows, ReadyRows, with_log
-from timerstore.memory.sorted_runs import RowRefs, gathered
+from timerstore.memory.sorted_runs import RowRefs, concat, gathered
 from timerstore.rows.entry import PAYLOAD
 from timerstore.rows.position import KEY_MAX, OFFSET_BITS, OFFSET_MAX, Position, RowBound, order_by_position
 
@@ -72,7 +72,7 @@ def test_rows_of_several_logs_leave_in_one_order_wherever_they_are(
                 merged.insert(with_log(rows(chunks, which, new), which))
                 all_merged |= {(at, which, offset) for at, offset in new}
         elif step == "merge":
-            log.merge()
+            merged.take_over([log])
             all_merged |= {(at, which, offset) for at, offset in own[which]}
             own[which] = set()
         elif step == "gather":
@@ -80,12 +80,12 @@ def test_rows_of_several_logs_leave_in_one_order_wherever_they_are(
         else:
             all_merged = {each for each in all_merged if each[1] != which}
             own[which] |= mine
+            merged.give_back([log])
             if step == "pop own":
                 popped = log.pop_until(Position(4, 0))
                 own[which] -= {*zip(popped.at.tolist(), popped.offset.tolist(), strict=True)}
                 assert all(each > (4, 0) for each in own[which])
                 chunks.release(popped.chunk)
-            log.take_back()
     for number, log in enumerate(logs):
         found = log.all()
         expected = own[number] | {each[::2] for each in all_merged if each[1] == number}
@@ -93,8 +93,9 @@ def test_rows_of_several_logs_leave_in_one_order_wherever_they_are(
         assert log.bytes == chunks.bytes_of(found.chunk)
         assert log.first_at_ms() == min((at for at, _ in expected), default=None)
     assert chunks.live_rows() == sum(map(len, logs))
+    merged.give_back(logs)
     for log in logs:
-        chunks.release(log.pop_all().chunk)
+        chunks.release(concat(log.pop_own()).chunk)
     assert not len(chunks) and not len(merged)
 
 
