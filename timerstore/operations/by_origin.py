@@ -95,11 +95,10 @@ def _bounded(found: Iterator[tuple[RowRefs, pa.Table]], bytes_max: int | None) -
 def _in_memory(
     state: StoreState, snapshot: Snapshot, origins: Int64s, columns: Sequence[str]
 ) -> tuple[RowRefs, pa.Table]:
-    rows = concat(snapshot.runs)
-    if len(rows):
-        # A pass over one column, in the order of memory, leaves few rows for the others.
-        table, index = snapshot.table(rows, ["origin"])
-        rows = rows[np.isin(table.column("origin").to_numpy(), origins)[index]]
+    rows, (everything, begins) = concat(snapshot.runs), snapshot.payload(["origin"])
+    # A pass over one column leaves few rows for the others. Most rows of the chunks may be those of other stores.
+    origin = everything.column("origin").to_numpy()[begins[rows.chunk] + rows.row]
+    rows = rows[np.isin(origin, origins)]
     if not len(rows):
         return rows, pa.schema([PAYLOAD.field(name) for name in columns]).empty_table()
     chunks = {chunk: snapshot.chunks[chunk].select(list(columns)) for chunk in np.unique(rows.chunk).tolist()}

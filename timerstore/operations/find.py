@@ -321,10 +321,11 @@ class Search:
         rows = concat([run[~run.at_or_below(self._after)] for run in snapshot.runs])
         if not len(rows):
             return NO_HITS
-        table, index = snapshot.table(rows, self._columns)
+        table, begins = snapshot.payload(self._columns)
+        index = begins[rows.chunk] + rows.row
         fits = self._fits(table)[index] & self._is_at(rows)
         rows, index = rows[fits], index[fits]
-        return self._judged(rows, table.take(pa.array(index)))
+        return self._judged(rows, table.take(pa.array(index))) if len(rows) else NO_HITS
 
     # ---- segments
 

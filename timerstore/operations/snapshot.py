@@ -12,9 +12,9 @@ import pyarrow as pa
 from timerstore.cancels.tombstones import Lookup
 from timerstore.errors import Corrupt
 from timerstore.log.segment import Segment
-from timerstore.memory.chunks import materialize
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.state import StoreState
+from timerstore.rows.entry import PAYLOAD
 from timerstore.rows.position import Bools, Int64s, Position, Progress
 
 T = TypeVar("T")
@@ -54,17 +54,12 @@ class Snapshot:
             tombstones=tombstones,
         )
 
-    def table(self, rows: RowRefs, columns: Sequence[str]) -> tuple[pa.Table, Int64s]:
-        """A table with some columns of rows, of at least one, and the index of each row in it. It has all rows of their
-        chunks, without a copy, unless most of these are other rows."""
-        ids = np.unique(rows.chunk).tolist()
-        chunks = {c: self.chunks[c].select(list(columns)) for c in ids}
-        ends = np.cumsum([len(each) for each in chunks.values()])
-        if 2 * len(rows) < ends[-1]:
-            return pa.Table.from_batches([materialize(chunks, rows.chunk, rows.row)]), np.arange(len(rows))
-        begins: Int64s = np.zeros(ids[-1] + 1, dtype=np.int64)
-        begins[ids[1:]] = ends[:-1]
-        return pa.Table.from_batches(chunks.values()), begins[rows.chunk] + rows.row
+    def payload(self, columns: Sequence[str]) -> tuple[pa.Table, Int64s]:
+        """Some columns of all chunks with rows of the store, and for each chunk the index of its first row there."""
+        ids = sorted(self.chunks)
+        begins = np.zeros(ids[-1] + 1 if ids else 0, dtype=np.int64)
+        begins[ids] = np.cumsum([0, *(self.chunks[c].num_rows for c in ids)])[:-1]
+        return pa.Table.from_batches([self.chunks[c] for c in ids], schema=PAYLOAD).select(list(columns)), begins
 
     def is_resident(self, rows: RowRefs) -> Bools:
         """Mask of the rows of a segment that are in memory, too: rows up to the frontier."""
