@@ -7,8 +7,7 @@ partition is not delivered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -27,16 +26,6 @@ from timerstore.rows.position import AT_MAX, groups
 from timerstore.store import TimerStore
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakenIn:
-    """The number of rows that were taken in as a whole, the partitions (numbers) whose stores are done, and whether
-    delivery has work."""
-
-    rows: int
-    stores: frozenset[int]
-    has_news: bool
-
-
 class Intake:
     """The rows of `names.NAMED_ENTRY`, with the numbers of their partitions."""
 
@@ -45,12 +34,13 @@ class Intake:
         self._batch = MergedBatch.of(source, select(entries), payload_of(entries))
         self.part = self._batch.part
 
-    def take_in(self, memory: Memory, stores: Sequence[tuple[int, TimerStore, int]]) -> TakenIn:
+    def take_in(self, memory: Memory, stores: Sequence[tuple[int, TimerStore, int]]) -> tuple[int, Collection[int]]:
         """Let stores take in their parts, if they need no look at single rows. `stores` has (number, store, end offset)
-        of each partition. Raises Inconsistent."""
+        of each partition. Returns the number of rows, and the partitions (numbers) that are done. Raises
+        Inconsistent."""
         batch = self._batch
         if not batch.is_whole:
-            return TakenIn(rows=0, stores=frozenset(), has_news=False)
+            return 0, ()
         timers = _with_ids(batch)
         parts, done = list[tuple[Resident, LogPart, int]](), dict[int, TimerStore]()
         with memory.changing():
@@ -70,8 +60,10 @@ class Intake:
             memory.merged.give_back(each.resident.ready for each in full)
             for each in full:
                 each.bound_ready_rows()
-            has_news |= any(len(each.resident.overtaken) or each.needs_offset_commit() for each in states)
-        return TakenIn(rows=rows, stores=frozenset(done), has_news=has_news)
+            has_work = (len(each.resident.overtaken) or each.needs_offset_commit() for each in states)
+            if states and (has_news or any(has_work)):
+                states[0].wake()
+        return rows, done.keys()
 
 
 def _with_ids(batch: MergedBatch) -> dict[int, Timers]:

@@ -141,19 +141,13 @@ class Loan:
                 popped = self._memory.merged.pop_until(_end_of(until_ms), max(0, room))
                 self._memory.merged.gather_near(popped, _end_of(until_ms + GATHERED_AHEAD_MS))
                 payloads = self._memory.chunks.payloads(popped.chunk)
-                lent = [
-                    (index, transaction, *transaction.lend(rows)) for index, transaction, rows in self._lent(popped)
-                ]
-            rows = self._handed_out(popped, materialize(payloads, popped.chunk, popped.row), lent)
-            if len(rows) or not len(popped):
+                rows = plain(popped)
+                open_ = [(mine, self._transaction(source)) for source, mine in _by_source(popped.offset)]
+                lent = [(mine, each, *each.lend(rows[mine])) for mine, each in open_]
+            handed_out = self._handed_out(popped, materialize(payloads, popped.chunk, popped.row), lent)
+            if len(handed_out) or not len(popped):
                 break
-        return rows
-
-    def _lent(self, popped: RowRefs) -> Iterator[tuple[npt.NDArray[np.intp], Transaction, RowRefs]]:
-        """For each partition the indices of its rows among popped ones, its transaction, and the rows."""
-        rows = plain(popped)
-        for source, mine in _by_source(popped.offset):
-            yield mine, self._transaction(source), rows[mine]
+        return handed_out
 
     def _handed_out(
         self,

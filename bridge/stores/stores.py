@@ -302,12 +302,9 @@ class Stores:
                 with self._unless_left(entry):
                     entry.store.wait_for_room(partial(self._must_not_wait, entry, beat))
         reached = [(entry, end) for entry, end in reached if entry.since <= run]
-        whole = intake.take_in(self.memory, [(entry.lender.source, entry.store, end) for entry, end in reached])
-        taken = whole.rows
-        if whole.has_news:
-            self.wake()
+        taken, done = intake.take_in(self.memory, [(entry.lender.source, entry.store, end) for entry, end in reached])
         for entry, end in reached:
-            if entry.lender.source in whole.stores:
+            if entry.lender.source in done:
                 continue
             with self._unless_left(entry):
                 batch = intake.part(entry.lender.source)

@@ -104,7 +104,8 @@ class MergedBatch:
     def part(self, log: int) -> RowBatch:
         """The rows of a log, with a payload of their own: a batch would keep the memory of all its rows."""
         rows = plain(self.rows[self.parts[log].index]) if log in self.parts else EMPTY
-        return RowBatch.sorted(rows, self.payload.take(pa.array(rows.row)))
+        is_all = len(rows) == len(self.payload) and bool((rows.row[1:] > rows.row[:-1]).all())
+        return RowBatch.sorted(rows, self.payload if is_all else self.payload.take(pa.array(rows.row)))
 
 
 def _parts(rows: RowRefs) -> dict[int, LogPart]:

@@ -113,12 +113,12 @@ class Memory:
         """
         if 0 <= now_ms - self._repacked_ms < every_ms:
             return 0
-        self._repacked_ms = now_ms
         holders = [self.merged, *(own for each in self._residents.values() for own in (each.ready, each.memtable))]
         referenced: Int64s = np.zeros(len(self.chunks.row_bytes), np.int64)
         for run in (run for holder in holders for run in holder.own_runs()):
             referenced += np.bincount(run.chunk, minlength=len(referenced))
         sparse = self.chunks.sparse(referenced, gain_bytes_min, REPACKED_ROWS_MAX)
-        if not sparse.any():
-            return 0
-        return sum(holder.copy_where(lambda run: sparse[run.chunk]) for holder in holders)
+        copied = sum(holder.copy_where(lambda run: sparse[run.chunk]) for holder in holders) if sparse.any() else 0
+        if copied < REPACKED_ROWS_MAX:  # else the next call goes on
+            self._repacked_ms = now_ms
+        return copied

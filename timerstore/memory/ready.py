@@ -15,7 +15,6 @@ offset, in one integer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,6 @@ import numpy.typing as npt
 from timerstore.memory.chunks import Chunks
 from timerstore.memory.sorted_runs import RowRefs, SortedRuns, concat
 from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Position, RowBound, groups
-
-LOG_MAX: Final = (1 << 15) - 1
 
 
 class MergedRows(SortedRuns):
