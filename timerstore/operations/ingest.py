@@ -69,7 +69,7 @@ class StoreIngest:
         Returns the number of rows, the first ones, that the caller inserts into the merged ready rows; the others come
         to the memtable. None: `take_in` has to do it. The caller holds the lock of the memory, in a change."""
         state, resident = self._state, self._state.resident
-        if state.failed_change or state.is_closed or state.is_intake_closed or state.is_unread():
+        if state.failed_change or state.is_closed or state.is_intake_closed or state.waiting_offset() < OFFSET_MAX:
             return None
         if not self._one_at_a_time.acquire(False):
             return None
