@@ -80,8 +80,8 @@ class LogPart:
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedBatch:
     """A batch of several logs, in the order of (at, log, offset). `rows` have the number of the log above the offset;
-    `row` is the index in `payload`. `is_whole`: it may be one chunk, as it is small, and without commands, replaces and
-    copies; its payload is in the same order."""
+    `row` is the index in `payload`. `is_whole`: the batch becomes one chunk. It is small, has no commands, replaces or
+    copies, and its payload is in the same order."""
 
     rows: RowRefs
     payload: pa.RecordBatch
