@@ -110,7 +110,7 @@ class ReadyRows(SortedRuns):
 
     def first_own_ms(self) -> int | None:
         """Effective time of the first row that is not merged, or None."""
-        return min((int(run.at[0]) for run in self._runs), default=None) if self._runs else None
+        return min((int(run.at[0]) for run in self._runs), default=None)
 
     def nearest_ms(self) -> int | None:
         """Effective time of the first row, or of a nearer one of a log with which it is merged; None without rows."""

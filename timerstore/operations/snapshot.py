@@ -35,7 +35,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, state: StoreState) -> Self:
-        """A snapshot of now."""
+        """A snapshot of now. Under the lock it only copies lists."""
         resident = state.resident
         with state.lock:
             ready = resident.ready.of_now()
