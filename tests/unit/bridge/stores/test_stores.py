@@ -18,6 +18,7 @@ from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, RETRY, Rig
 from tests.unit.timerstore.entries import Record, gather
 from timerstore.errors import Closed, Corrupt, DiskFailure, DiskFull, Misuse
 from timerstore.limits import Limits
+from timerstore.memory import memory
 from timerstore.operations import recovery
 from timerstore.operations.find import FoundPage
 from timerstore.operations.transaction import Transaction
@@ -313,6 +314,20 @@ def test_a_closed_partition_keeps_no_memory(tmp_path: Path) -> None:
     assert rig.deliver(NOW_MS + 10) == [(NOW_MS + 10, RETRY, 0)]
     rig.stores.flush(NOW_MS + 10)
     assert not len(rig.stores.memory.chunks) and rig.stores.stats().physical_bytes == 0
+
+
+def test_the_rest_of_many_batches_is_copied_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step is bounded. Until none is left, the flush of each partition copies more, without a pause."""
+    rig = Rig(tmp_path, limits=Limits(repacked_bytes=1))
+    monkeypatch.setattr(memory, "REPACKED_ROWS_MAX", 2)
+    rig.load()
+    for _ in range(5):
+        rig.produce(ORDERS, *[NOW_MS] * 9, NOW_MS + 10_000)
+        rig.ingest()
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    copies = rig.stores.memory.chunks.all().values()
+    assert sorted(map(len, copies)) == [1, 2, 2]
 
 
 @pytest.mark.parametrize("due_ms", [10, 900_000], ids=["soon", "later"])
