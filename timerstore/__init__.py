@@ -4,7 +4,7 @@
 
     rows        the columns of a row, the total order (at, offset), and the committed state
     disk        durable files, column files, the checkpoint
-    memory      ready rows, memtable and overtaken rows; counts of pending timers
+    memory      ready rows, memtable and overtaken rows; counts of pending timers; the memory of several stores
     cancels     tombstones, the id index, commands
     log         segments (immutable, sorted Parquet files), and the TimerLog of all live segments
     operations  on the shared state: ingest, transaction, timer wheel, maintenance, compaction, recovery, stats

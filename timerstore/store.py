@@ -8,7 +8,7 @@ Four threads meet here, each with a few methods:
                  maintenance.*     flush, reclaim, compaction (maintenance.py)
     http         stats, find, count_where, export
 
-They share `StoreState`, with its one lock, under which no IO happens. The store reads no clock: time is an argument.
+They share `StoreState`, and a lock, under which no IO happens. The store reads no clock: time is an argument.
 Any thread may call every public method, unless its docstring says otherwise.
 """
 
@@ -19,9 +19,9 @@ from contextlib import closing
 
 import pyarrow.compute as pc
 
-from timerstore.budget import Budgets
 from timerstore.errors import Misuse
 from timerstore.limits import DEFAULTS, Limits
+from timerstore.memory.memory import Memory
 from timerstore.operations import recovery, stats
 from timerstore.operations.export import Export, export
 from timerstore.operations.find import (
@@ -55,6 +55,7 @@ class TimerStore:
         self._ingest = StoreIngest(state)
         self._find = Find(state)
         self.append, self.take_in = self._ingest.append, self._ingest.take_in
+        self.take_in_part = self._ingest.take_in_part
         self.has_room = self._ingest.has_room
         self.wait_for_room = self._ingest.wait_for_room
 
@@ -70,15 +71,13 @@ class TimerStore:
         limits: Limits = DEFAULTS,
         progress: Callable[[int, int], None] = lambda done, total: None,
         on_news: Callable[[], None] = lambda: None,
-        budgets: Budgets | None = None,
+        memory: Memory | None = None,
+        log: int = 0,
     ) -> TimerStore:
         """Make a store of the directory that `recovery.find` has found. `log_start` is the log's first offset, `cuts`
-        are its cuts, `budgets` are shared with other stores. `on_news` is called under the store's lock when a nearer
-        row has come, or O should be committed. Raises DiskFull, DiskFailure."""
-        state = recovery.restore(found, committed, log_start, cuts, now_ms, limits, progress, on_news)
-        if budgets is not None:
-            state.share(budgets)
-        return cls(state)
+        are its cuts; `memory` is shared with other stores, in whose order this one has the number `log`. `on_news` is
+        called under the lock when a nearer row has come, or O should be committed. Raises DiskFull, DiskFailure."""
+        return cls(recovery.restore(found, committed, log_start, cuts, now_ms, limits, progress, on_news, memory, log))
 
     def resume_offset(self) -> int | None:
         """The first offset that ingest reads: O_c; None, the log's start, if the index does not cover the log."""
@@ -108,6 +107,13 @@ class TimerStore:
 
     # ---- dispatcher
 
+    def merge(self, is_merged: bool) -> None:
+        """Let the ready rows be merged with those of other stores, or take them back; between two transactions."""
+        with self.state.changing():
+            self.state.resident.ready.is_merged = is_merged
+            if not is_merged:
+                self.state.resident.give_back()
+
     def begin(self, now_ms: int = AT_MIN) -> Transaction:
         """Start a transaction: one at a time, and only when the log is ingested up to its committed O (invariant I6).
         `now_ms` bounds the wait of commands by id; AT_MIN: no message waits for them.
@@ -124,7 +130,7 @@ class TimerStore:
         return self.state.is_caught_up()
 
     def next_due_ms(self) -> int | None:
-        """Due time of the next row in memory (ms), or None. A past time means: at once."""
+        """Due time of the next row in memory (ms), but for merged ones, or None. A past time means: at once."""
         return self.wheel.next_due_ms()
 
     def offset_behind(self) -> bool:
@@ -212,8 +218,9 @@ class TimerStore:
             self.state.changed.notify_all()
 
     def close(self) -> None:
-        """End every wait. The next start reads the rows that no segment has from the log again."""
+        """End every wait, and drop the rows. The next start reads the rows that no segment has from the log again."""
         with self.state.lock:
             self.state.is_closed = True
             self.state.budgets.leave(self.state)
+            self.state.memory.leave(self.state.log, self.state.resident)
             self.state.changed.notify_all()

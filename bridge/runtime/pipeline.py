@@ -314,7 +314,7 @@ class Pipeline:
         try:
             resume, held = prepared.resume_offsets(), prepared.held_below()
             note = partial(note_gone, self._context.ownership, self._member.partitions, self._directory, plan)
-            prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms, note), _ends(plan))
+            prepared.start_at(ingest_start(self._context.cluster, plan, resume, held, now_ms, note), plan.log_ends())
         except BridgeError as error:
             prepared.close()
             # Else this version has committed before.
@@ -342,7 +342,7 @@ class Pipeline:
             context.dispatcher.notes.note_plan(retention.gone, {name: plan.states[name] for name in plan.changed})
             self._epochs.update({name: state.epochs for name, state in plan.states.items()})
             context.on_plan(plan)
-            expect(plan.states, _ends(plan))
+            expect(plan.states, plan.log_ends())
             store.add(prepared)
             ingest.begin_anew()
             self._owned |= plan.states.keys()
@@ -485,19 +485,12 @@ class Pipeline:
             return self.retention is not None and self.retention.has_outgrown(context.cluster, refused)
 
         return Ingest(
-            session=context.spark,
-            make_query=make_query,
+            session=context.spark, make_query=make_query,
             make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs, clock),
             store=store, all_epochs=all_epochs, way=FromElsewhere.of(settings.spark), suspects=suspects,
             log_starts=lambda names, of_all: {
                 name: mark.start for name, mark in context.cluster.watermarks(sorted(names), of_all=of_all).items()
             },
-            clock=clock, metrics=context.metrics, on_fatal=context.on_fatal,
-            has_outgrown=has_outgrown, end_jvm=end_jvm,
+            clock=clock, metrics=context.metrics, on_fatal=context.on_fatal, has_outgrown=has_outgrown, end_jvm=end_jvm,
             beat=context.hearts.watch(INGEST, CALLS_S), beat_query=context.hearts.watch(QUERY, SPARK_S),
         )  # fmt: skip
-
-
-def _ends(plan: StartPlan) -> dict[SourceName, int]:
-    """The ends of the logs at the time of the plan."""
-    return {name: mark.end for name, mark in plan.log_marks.items()}

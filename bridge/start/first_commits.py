@@ -133,6 +133,10 @@ class StartPlan:
     pauses: Said = ()
     """The pauses of targets, merged from all partitions."""
 
+    def log_ends(self) -> dict[SourceName, int]:
+        """The ends of the logs at the time of the plan."""
+        return {name: mark.end for name, mark in self.log_marks.items()}
+
     def ingest_start(
         self, covered: Mapping[SourceName, int | None], held: Mapping[SourceName, int]
     ) -> tuple[dict[SourceName, int], dict[SourceName, int]]:

@@ -2,8 +2,7 @@
 committed states that finish them.
 
     take      overtaken rows first, for each partition a share of half the room; then on-time rows
-    on time   all due rows, if they fit. Else a bisection over the stores' counts finds the millisecond in which the
-              room ends: all earlier rows are taken, and rows of this millisecond in the order of partitions
+    on time   the next rows of the merged ones (timerstore/memory/ready.py)
     states    of partitions with output; of other partitions, if their O must follow ingest
 
 It works on whole columns, and touches only stores with due rows. A store opens its transaction at the first touch;
@@ -23,10 +22,15 @@ import pyarrow as pa
 
 from bridge.stores.names import OFFSET_BITS, offsets_of, sources_of
 from timerstore.cancels.commands import Decided
-from timerstore.memory.chunks import joined
-from timerstore.operations.transaction import DueCounts, Taken, Transaction
+from timerstore.cancels.tombstones import Lookup
+from timerstore.memory.chunks import joined, materialize
+from timerstore.memory.memory import Memory
+from timerstore.memory.ready import plain
+from timerstore.memory.sorted_runs import RowRefs, concat
+from timerstore.operations.state import Taken
+from timerstore.operations.transaction import CANCELLED_TAKES_MAX, GATHERED_AHEAD_MS, Transaction
 from timerstore.rows.entry import NO_PAYLOAD
-from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position, Progress, end_of
+from timerstore.rows.position import AT_MIN, KEY_MAX, OFFSET_MAX, Bools, Int64s, Progress, RowBound, end_of, groups
 from timerstore.store import TimerStore
 
 FOLLOW_MS: Final = 1_000
@@ -51,6 +55,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.at)
 
+    def where(self, mask: Bools) -> Rows:
+        """The rows of a mask."""
+        payload = self.payload.filter(pa.array(mask))
+        return Rows(at=self.at[mask], source=self.source[mask], offset=self.offset[mask], payload=payload)
+
 
 @dataclass(slots=True, kw_only=True)
 class Lender:
@@ -68,15 +77,18 @@ class Loan:
     """See the module. One at a time, for one thread."""
 
     def __init__(
-        self, lenders: Sequence[Lender], now_ms: int, *, only_output: bool, on_end: Callable[[], None]
+        self, lenders: Sequence[Lender], memory: Memory, now_ms: int, *, only_output: bool, on_end: Callable[[], None]
     ) -> None:
-        """`lenders` are in the order of their numbers. `only_output`: if it has output, only the committed states of
-        the partitions with output change."""
+        """`lenders` are in the order of their numbers, `memory` is that of their stores. `only_output`: if it has
+        output, only the committed states of the partitions with output change."""
         self._lenders = {each.source: each for each in lenders}
+        self._memory = memory
         self._now_ms = now_ms
         self._only_output = only_output
         self._on_end = on_end
         self._open: dict[int, Transaction] = {}
+        self._delivered: list[Rows] = []
+        """Merged rows that leave the pending counts at `acknowledge`."""
         self._moves: dict[int, Progress] = {}
         self._has_followed = only_output
 
@@ -87,64 +99,79 @@ class Loan:
         (A partition's share of overtaken rows is at least one row, so a hundred partitions may exceed a limit of ten.)
         """
         lenders = [each for each in self._lenders.values() if not each.is_held]
-        parts = self._take([each for each in lenders if each.is_for_commands], AT_MIN, max_rows)
-        if (room := max_rows - sum(len(taken) for _, taken in parts)) > 0:
-            parts += self._take([each for each in lenders if not each.is_for_commands], until_ms, room)
-        return _merged(parts)
+        parts, room = list[tuple[int, Taken]](), max_rows
+        for each in lenders:
+            if each.is_for_commands and room > 0 and _is_due(each.store, AT_MIN):
+                taken = self._transaction(each.source).take(AT_MIN, room, end_of(AT_MIN), room)
+                parts.append((each.source, taken))
+                room -= len(taken)
+        live = [each for each in lenders if not each.is_for_commands]
+        if room <= 0 or not live:
+            return _merged(parts, NOTHING)
+        for source, share in self._shares(live, until_ms, room).items():
+            parts.append((source, self._transaction(source).take(until_ms, share, end_of(until_ms), 0)))
+            room -= share
+        return _merged(parts, self._take_merged(live, until_ms, room))
 
-    def _take(self, lenders: Sequence[Lender], until_ms: int, max_rows: int) -> list[tuple[int, Taken]]:
-        parts: list[tuple[int, Taken]] = []
-        until = end_of(until_ms)
-        ready = [each.source for each in lenders if _is_due(each.store, until_ms)]
-        due = {source: self._transaction(source).due(until) for source in ready}
-        overtaken, on_time = sum(each.overtaken for each in due.values()), sum(each.on_time for each in due.values())
-        if overtaken + on_time <= max_rows:
-            bounds = dict.fromkeys(due, (max_rows, until, max_rows))
-        else:
-            bounds = self._bounds(due, until, max_rows)
-        for source, (overtaken_max, bound, on_time_max) in bounds.items():
-            taken = self._open[source].take(until_ms, overtaken_max, bound, on_time_max)
-            if len(taken):
-                parts.append((source, taken))
-        return parts
-
-    def _bounds(
-        self, due: Mapping[int, DueCounts], until: Position, max_rows: int
-    ) -> dict[int, tuple[int, Position, int]]:
-        """For each partition the limit of overtaken rows, the last position of on-time rows, and their limit."""
-        on_time = sum(each.on_time for each in due.values())
-        left = max(max_rows - on_time, (max_rows + 1) // 2)
-        shares = dict.fromkeys(due, 0)
-        waiting = sorted((each.overtaken, source) for source, each in due.items() if each.overtaken)
+    def _shares(self, lenders: Sequence[Lender], until_ms: int, room: int) -> dict[int, int]:
+        """For each partition with due overtaken rows, their limit."""
+        with self._memory.changing():
+            late = [
+                each.source
+                for each in lenders
+                if len(each.store.state.resident.overtaken) and _is_due(each.store, until_ms)
+            ]
+            counts = ((self._transaction(source).late(until_ms), source) for source in late)
+            waiting = sorted(each for each in counts if each[0])
+            if not waiting:
+                return {}
+            _merge(self._memory, lenders)
+            on_time = self._memory.merged.count_until(_end_of(until_ms))
+        left, shares = max(room - on_time, (room + 1) // 2), dict[int, int]()
         for at, (overtaken, source) in enumerate(waiting):  # a small demand leaves room to the others
             shares[source] = min(overtaken, max(1, left // (len(waiting) - at)))
             left -= shares[source]
-        room = max(0, max_rows - sum(shares.values()))
-        last_ms = self._last_ms(due, until.at_ms, room)
-        before, inside = end_of(max(AT_MIN, last_ms - 1)), end_of(last_ms)
-        whole = {source: self._open[source].due(before).on_time for source in due}
-        left = room - sum(whole.values())
-        bounds = {}
-        for source in due:  # in the order of partitions
-            within = min(left, self._open[source].due(inside).on_time - whole[source])
-            left -= within
-            bound = inside if within else before
-            bounds[source] = shares[source], bound, whole[source] + within
-        return bounds
+        return dict(sorted(shares.items()))
 
-    def _last_ms(self, due: Mapping[int, DueCounts], until_ms: int, room: int) -> int:
-        """The first millisecond up to which the due rows exceed `room`; `until_ms` if none does."""
-        low = min(
-            (each.store.next_due_ms() or until_ms for each in map(self._lenders.__getitem__, due)), default=until_ms
-        )
-        high = until_ms
-        while low < high:
-            middle = (low + high) // 2
-            if sum(self._open[source].due(end_of(middle)).on_time for source in due) > room:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+    def _take_merged(self, lenders: Sequence[Lender], until_ms: int, room: int) -> Rows:
+        """The next rows on time, in the order of delivery."""
+        for _ in range(CANCELLED_TAKES_MAX):
+            with self._memory.changing():
+                _merge(self._memory, lenders)
+                popped = self._memory.merged.pop_until(_end_of(until_ms), max(0, room))
+                self._memory.merged.gather_near(popped, _end_of(until_ms + GATHERED_AHEAD_MS))
+                payloads = self._memory.chunks.payloads(popped.chunk)
+                rows = plain(popped)
+                open_ = [(mine, self._transaction(source)) for source, mine in _by_source(popped.offset)]
+                lent = [(mine, each, *each.lend(rows[mine])) for mine, each in open_]
+            handed_out = self._handed_out(popped, materialize(payloads, popped.chunk, popped.row), lent)
+            if len(handed_out) or not len(popped):
+                break
+        return handed_out
+
+    def _handed_out(
+        self,
+        popped: RowRefs,
+        payload: pa.RecordBatch,
+        lent: Sequence[tuple[npt.NDArray[np.intp], Transaction, RowRefs, Lookup | None]],
+    ) -> Rows:
+        """Popped rows, without those that O' does not cover, and those that are passed over."""
+        left_out: Bools = np.zeros(len(popped), np.bool_)
+        for index, transaction, rows, lookup in lent:
+            if len(rows) < len(index):
+                left_out[index] = ~np.isin(popped.offset[index] & OFFSET_MAX, rows.offset)
+            if lookup is not None:
+                mine = index[~left_out[index]]
+                passed = transaction.passed_over(lookup, rows, lambda: payload.take(pa.array(mine)))  # noqa: B023
+                if passed is not None:
+                    left_out[mine[passed]] = True
+        source, offset = sources_of(popped.offset).astype(np.int32), offsets_of(popped.offset)
+        handed_out = Rows(at=popped.at, source=source, offset=offset, payload=payload)
+        if left_out.any():
+            handed_out = handed_out.where(~left_out)
+        if len(handed_out):
+            self._delivered.append(handed_out)
+        return handed_out
 
     def _transaction(self, source: int) -> Transaction:
         found = self._open.get(source)
@@ -206,18 +233,18 @@ class Loan:
         if not self._has_followed:
             self._has_followed = True
             self._follow()
-        has_output = any(each.rows for each in self._open.values())
+        has_output = any(each.has_rows for each in self._open.values())
         self._moves = {}
         for source, transaction in sorted(self._open.items()):
             after = transaction.progress()
             is_moved = after != self._lenders[source].store.committed and not (self._only_output and has_output)
-            if transaction.rows or is_moved:
+            if transaction.has_rows or is_moved:
                 self._moves[source] = after
         return dict(self._moves)
 
     def _follow(self) -> None:
         """Move O in partitions without output."""
-        is_pure = not any(each.rows for each in self._open.values())
+        is_pure = not any(each.has_rows for each in self._open.values())
         for source, each in self._lenders.items():
             if source in self._open or not each.store.offset_behind():
                 continue
@@ -227,10 +254,19 @@ class Loan:
 
     def acknowledge(self) -> None:
         """Finish the rows, after a successful commit of the last `progress`."""
-        with self._ending() as ends:
+        memory = self._memory
+        with memory.lock, self._ending() as ends:
+            for rows in self._delivered:  # last: a cancel that came too late is counted in again before
+                ends.callback(memory.uncounted.remove, rows.source.astype(np.int64), rows.at, [rows.payload])
             for source, transaction in self._open.items():
-                ends.callback(transaction.acknowledge if source in self._moves else transaction.rollback)
+                if (progress := self._moves.get(source)) is None:
+                    ends.callback(transaction.rollback)
+                else:
+                    ends.callback(transaction.finish, progress)
                 self._lenders[source].followed_ms = self._now_ms
+            finished = [self._open[source] for source in self._moves if source in self._open]
+            memory.chunks.release(concat([rows for each in finished for rows in each.references]).chunk)
+            memory.changed.notify_all()
 
     def rollback(self) -> None:
         """Make the rows pending again, after an abort."""
@@ -247,35 +283,39 @@ class Loan:
         self._open = {}
 
 
+def _merge(memory: Memory, lenders: Sequence[Lender]) -> None:
+    """Merge rows that were placed since the last take."""
+    memory.merged.take_over(each.store.state.resident.ready for each in lenders)
+
+
 def _is_due(store: TimerStore, until_ms: int) -> bool:
     due_ms = store.next_due_ms()
     return due_ms is not None and due_ms <= until_ms
 
 
-def _by_source(keys: Int64s) -> Iterator[tuple[int, Int64s]]:
+def _by_source(keys: Int64s) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
     """(partition, indices of its keys) for each partition among keys."""
-    sources = sources_of(keys)
-    if not len(keys):
-        return
-    if (sources == sources[0]).all():
-        yield int(sources[0]), np.arange(len(keys))
-        return
-    for source in np.unique(sources).tolist():
-        yield source, np.flatnonzero(sources == source)
+    return groups(sources_of(keys))
 
 
-def _merged(parts: Sequence[tuple[int, Taken]]) -> Rows:
+def _end_of(until_ms: int) -> RowBound:
+    """The last bound of a millisecond, for rows of any partition."""
+    return RowBound(until_ms, KEY_MAX)
+
+
+def _merged(parts: Sequence[tuple[int, Taken]], on_time: Rows) -> Rows:
     """Overtaken rows by partition and offset; then the others in the order of delivery."""
+    parts = [each for each in parts if len(each[1])]
     if not parts:
-        return Rows(at=_NO_KEYS, source=_NO_KEYS.astype(np.int32), offset=_NO_KEYS, payload=NO_PAYLOAD)
-    if len(parts) == 1:
-        [(source, taken)] = parts
-        sources = np.full(len(taken), source, dtype=np.int32)
-        return Rows(at=taken.at, source=sources, offset=taken.offset, payload=taken.payload)
-    at = np.concatenate([taken.at for _, taken in parts])
-    numbers = np.repeat(np.array([number for number, _ in parts], np.int32), [len(taken) for _, taken in parts])
-    offset = np.concatenate([taken.offset for _, taken in parts])
-    is_late = np.concatenate([np.arange(len(taken)) < taken.overtaken for _, taken in parts])
-    order = np.lexsort((offset, numbers, np.where(is_late, AT_MIN, at), ~is_late))
-    payload = joined([piece for _, taken in parts for piece in taken.pieces]).take(pa.array(order))
-    return Rows(at=at[order], source=numbers[order], offset=offset[order], payload=payload)
+        return on_time
+    at = np.concatenate([*(taken.at for _, taken in parts), on_time.at])
+    source = np.concatenate([*(np.full(len(taken), number, np.int32) for number, taken in parts), on_time.source])
+    offset = np.concatenate([*(taken.offset for _, taken in parts), on_time.offset])
+    late = [*(np.arange(len(taken)) < taken.overtaken for _, taken in parts), np.zeros(len(on_time), np.bool_)]
+    is_late = np.concatenate(late)
+    order = np.lexsort((offset, source, np.where(is_late, AT_MIN, at), ~is_late))
+    payload = joined([*(piece for _, taken in parts for piece in taken.pieces), on_time.payload])
+    return Rows(at=at[order], source=source[order], offset=offset[order], payload=payload.take(pa.array(order)))
+
+
+NOTHING: Final = Rows(at=_NO_KEYS, source=_NO_KEYS.astype(np.int32), offset=_NO_KEYS, payload=NO_PAYLOAD)

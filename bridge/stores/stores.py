@@ -1,6 +1,6 @@
 """The stores of all owned partitions, one for each, merged.
 
-    ingest       append            each store takes in its part of a batch
+    ingest       append            a batch of all of them (intake.py)
     dispatcher   begin, wait       the due rows of all stores (loan.py)
     maintenance  upkeep.*          windows, flushes, reclaim, compaction, one store at a time (upkeep.py)
     http         stats, find, ...  merged by position (search.py)
@@ -25,30 +25,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from bridge.stores import search
 from bridge.stores.damage import Damage
 from bridge.stores.directory import StoreDirectory
+from bridge.stores.intake import Intake
 from bridge.stores.loan import Lender, Loan
 from bridge.stores.names import NamedPosition, SourceName, Sources
 from bridge.stores.opening import Opening, Prepared
 from bridge.stores.search import Originals, Page, Query, StoresExport
 from bridge.stores.upkeep import Upkeep
-from timerstore.budget import Budgets
 from timerstore.errors import Closed, Corrupt, Misuse
 from timerstore.limits import Limits
-from timerstore.memory.batch import RowBatch
-from timerstore.memory.sorted_runs import select
+from timerstore.memory.memory import Memory
 from timerstore.operations.find import ORIGINALS_MAX, ROWS_MAX, SCANNED_ROWS_MAX, Count
 from timerstore.operations.stats import Stats, Trimmed
-from timerstore.rows.entry import ENTRY, payload_of
 from timerstore.rows.position import AT_MIN, Progress
 from timerstore.store import TimerStore
 
@@ -90,9 +87,12 @@ class _Entry:
         return self.lender.store
 
     def next_due_ms(self) -> int | None:
-        """The due time (ms) of the next row that this state delivers, or None."""
-        due_ms = None if self.life in (Life.CATCHING_UP, Life.HELD) else self.store.next_due_ms()
-        return due_ms if self.life is Life.LIVE or due_ms == AT_MIN else None
+        """The due time (ms) of the next row that this state delivers, but for merged ones, or None."""
+        if self.life is Life.LIVE:
+            store = self.lender.store
+            return store.next_due_ms() if store.state.resident.is_apart() else None
+        due_ms = self.store.next_due_ms() if self.life is Life.COMMANDS_FIRST else None
+        return due_ms if due_ms == AT_MIN else None
 
     def become(self, life: Life) -> None:
         """Go to another state. Raises Misuse for a change that is not in the table."""
@@ -102,6 +102,7 @@ class _Entry:
             raise Misuse(f"{self.name} cannot become {life.name}: it is {self.life.name}", code="DB-7003")
         self.life = life
         self.lender.is_held, self.lender.is_for_commands = life is Life.HELD, life is Life.COMMANDS_FIRST
+        self.store.merge(is_merged=life is Life.LIVE)
 
 
 class Stores:
@@ -119,7 +120,7 @@ class Stores:
         self.directory = directory
         self.sources = Sources(partitions)
         self.limits, self.damage = limits, Damage(on_damage)
-        self._budgets = Budgets(limits)
+        self.memory = Memory(limits)
         self.reports: tuple[str, ...] = ()
         """Mended faults of directories, as sentences for the operator."""
         self._entries: dict[SourceName, _Entry] = {}
@@ -149,7 +150,7 @@ class Stores:
             for name, opening in openings.items():
                 stores[name] = store = TimerStore.open(
                     opening.found, opening.committed, log_start=opening.log_start, cuts=opening.cuts, now_ms=now_ms,
-                    limits=self.limits, on_news=self.wake, budgets=self._budgets,
+                    limits=self.limits, on_news=self.wake, memory=self.memory, log=self.sources.index(*name),
                     progress=lambda *_: progress(len(stores), len(openings)),
                 )  # fmt: skip
                 opened.callback(store.close)
@@ -181,9 +182,15 @@ class Stores:
         self._must_be_between_transactions()
         gone = [self._entries[name] for name in names if name in self._entries]
         self._entries = {name: entry for name, entry in self._entries.items() if name not in names}
+        self._give_back(gone)
         for entry in gone:
             entry.store.close()
         self._begin_run()
+
+    def _give_back(self, entries: Iterable[_Entry]) -> None:
+        """Have the ready rows of partitions that are no longer delivered apart, by one pass over all."""
+        with self.memory.changing():
+            self.memory.merged.give_back(entry.store.state.resident.ready for entry in entries)
 
     def remove_left(self, now_ms: int) -> int:
         """Remove the indexes of partitions that left long ago. Returns their number. Raises DiskFailure."""
@@ -215,6 +222,7 @@ class Stores:
     def hold(self, sources: Collection[int]) -> None:
         """Hold these partitions (numbers), and release all others; between two transactions."""
         self._must_be_between_transactions()
+        self._give_back([entry for entry in self._delivered() if entry.lender.source in sources])
         for entry in self._delivered():
             if entry.lender.source in sources:
                 entry.become(Life.HELD)
@@ -252,22 +260,24 @@ class Stores:
         `ends` are its exclusive end offsets. Rows of closed partitions are left out, and so are rows that may have a
         gap before them: of partitions that came after the run began, or that are read again. Returns the number of new
         rows. Raises as `TimerStore.append`."""
-        taken, run = 0, self.run if run is None else run
+        run = self.run if run is None else run
         here = self._entries
         reached = [(here[name], end) for name, end in ends.items() if name in here and here[name].since <= run]
-        parts = self._parts(entries)
+        intake = Intake(entries, self.sources)
         for entry, _ in reached:  # before the first take, as they share the room
             if not entry.store.has_room():
                 with self._unless_left(entry, now_ms):
                     entry.store.wait_for_room(partial(self._must_not_wait, entry, beat))
+        reached = [(entry, end) for entry, end in reached if entry.since <= run]
+        taken, done = intake.take_in(self.memory, [(entry.lender.source, entry.store, end) for entry, end in reached])
         for entry, end in reached:
-            if entry.since > run:
+            if entry.lender.source in done:
                 continue
             with self._unless_left(entry, now_ms):
-                batch = parts.get(entry.lender.source, _NOTHING)
+                batch = intake.part(entry.lender.source)
                 taken += entry.store.take_in(batch, end, now_ms, partial(self._must_not_wait, entry, beat))
-                if entry.life is Life.CATCHING_UP and entry.store.is_caught_up():
-                    self.wake()
+        if any(entry.life is Life.CATCHING_UP and entry.store.is_caught_up() for entry, _ in reached):
+            self.wake()
         return taken
 
     @contextmanager
@@ -293,20 +303,6 @@ class Stores:
         if entry.life is Life.HELD and not entry.store.has_room():
             raise _HeldWithoutRoom
 
-    def _parts(self, entries: pa.Table) -> dict[int, RowBatch]:
-        """The parts of a batch, by partition (number)."""
-        if not len(entries):
-            return {}
-        source = self.sources.of_columns(entries.column("topic"), entries.column("partition"))
-        rows = select(entries)
-        payload, order = payload_of(entries), np.lexsort((rows.offset, rows.at, source))
-        if (order[1:] < order[:-1]).any():
-            payload, rows, source = payload.take(pa.array(order)), rows[order], source[order]
-        whole = RowBatch.sorted(rows, payload)
-        begins = [0, *(np.flatnonzero(source[1:] != source[:-1]) + 1).tolist()]
-        ends = [*begins[1:], len(source)]
-        return {int(source[begin]): whole.part(begin, end) for begin, end in zip(begins, ends, strict=True)}
-
     def has_room(self) -> bool:
         """Whether `append` need not wait for room."""
         return all(each.life is Life.HELD or each.store.has_room() for each in self._entries.values())
@@ -324,7 +320,7 @@ class Stores:
         partitions with output change. Raises Misuse while one is open."""
         self._must_be_between_transactions()
         lenders = [entry.lender for entry in self._delivered()]
-        self._loan = Loan(lenders, now_ms, only_output=only_output, on_end=self._end_loan)
+        self._loan = Loan(lenders, self.memory, now_ms, only_output=only_output, on_end=self._end_loan)
         return self._loan
 
     def _end_loan(self) -> None:
@@ -336,7 +332,8 @@ class Stores:
 
     def next_wakeup_ms(self) -> int | None:
         """Due time of the next row in memory (ms), or None. A past time means: at once."""
-        times_ms = (entry.next_due_ms() for entry in self._entries.values())
+        with self.memory.lock:
+            times_ms = [self.memory.merged.first_at_ms(), *(entry.next_due_ms() for entry in self._entries.values())]
         return min((due_ms for due_ms in times_ms if due_ms is not None), default=None)
 
     def has_commands(self) -> bool:
@@ -384,7 +381,8 @@ class Stores:
 
     def stats(self, edges_ms: Sequence[int] = ()) -> Stats:
         """The sums of all stores' figures; `pending_until` has one count for each of `edges_ms` (epoch ms)."""
-        return Stats.sum([entry.store.stats(edges_ms) for entry in self._entries.values()], len(edges_ms))
+        parts = [entry.store.stats(edges_ms) for entry in self._entries.values()]
+        return replace(Stats.sum(parts, len(edges_ms)), physical_bytes=self.memory.chunks.physical_bytes)
 
     def find(
         self, query: Query, now_ms: int, *, after: NamedPosition | None = None, limit: int = 100, bulky: bool = False
@@ -466,6 +464,3 @@ class Stores:
 
 class _HeldWithoutRoom(Exception):
     """Ends a wait for room in a held partition, which may be without deliveries for long."""
-
-
-_NOTHING: Final = RowBatch.of(ENTRY.empty_table())

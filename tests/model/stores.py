@@ -226,10 +226,10 @@ class ModelStores(Stores):
         return Loading(view=next(v for v in self.views() if v.store is reading.store), reading=reading)
 
     def set_limits(self, limits: Limits) -> None:
-        self.limits, self._budgets = limits, Budgets(limits)
+        self.limits, self.memory.budgets = limits, Budgets(limits)
         for view in self.views():
             view.state.limits = limits
-            view.state.share(self._budgets)
+            view.state.share(self.memory.budgets)
 
     def named_files(self, directory: Path) -> Iterator[Path]:
         """The files that checkpoints name."""

@@ -23,7 +23,8 @@ from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig, take
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decision
 from timerstore.limits import Limits
-from timerstore.operations.transaction import Taken, Transaction
+from timerstore.operations.state import Taken
+from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import DECIDED, Kind
 
 EXAMPLES = {"check": 60, "ci": 300, "nightly": 20_000}[PROFILE]

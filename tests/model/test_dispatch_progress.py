@@ -23,7 +23,7 @@ from tests.model.scripted_kafka import PLACE_CODES, Fault
 from tests.profiles import HUNDREDS, PROFILE
 from timerstore.errors import Inconsistent
 from timerstore.limits import DAY_MS
-from timerstore.memory.resident import Resident
+from timerstore.memory.sorted_runs import SortedRuns
 
 ABORTS_MAX = 10
 TRIED = PLACE_CODES[:: {"check": 12, "ci": 3, "nightly": 1}[PROFILE]]
@@ -286,7 +286,7 @@ def test_records_that_are_refused_all_the_time_do_not_keep_others_from_being_del
 def test_a_take_that_fails_half_way_ends_delivery(rig: DispatchRig, monkeypatch: Any, is_begun: bool) -> None:
     """With that error, and not with one of the abort that follows. Nothing more is committed, offsets neither, and the
     next start delivers all of it."""
-    gather_near, calls = Resident.gather_near, 0
+    gather_near, calls = SortedRuns.gather_near, 0
 
     def fail(*args: Any) -> int:
         nonlocal calls
@@ -299,7 +299,7 @@ def test_a_take_that_fails_half_way_ends_delivery(rig: DispatchRig, monkeypatch:
         rig.timer(i % 2, 0, "orders")
     with monkeypatch.context() as patch:
         patch.setattr(filling, "PIECE_ROWS", 2)
-        patch.setattr(Resident, "gather_near", fail)
+        patch.setattr(SortedRuns, "gather_near", fail)
         with pytest.raises(MemoryError, match="half-way"):
             deliver(rig, 5)
     rig.pass_ms(2_000)

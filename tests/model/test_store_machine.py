@@ -1023,9 +1023,9 @@ class StoreMachine(RuleBasedStateMachine):
                 (overtaken, resident.overtaken.bytes),
             ):
                 assert resident.chunks.bytes_of(rows.chunk) == count
-            total = sum(map(len, view.holders())) + len(view.state.rows_on_loan())
-            chunks = resident.chunks
-            assert chunks._live[list(chunks._payload)].sum() == total
+        total = sum(sum(map(len, view.holders())) + len(view.state.rows_on_loan()) for view in self.store.views())
+        chunks = self.store.memory.chunks
+        assert chunks._live[list(chunks._payload)].sum() == total
 
     def rows_of(self, segment: Segment) -> pa.Table:
         """What a segment holds, read once: segments are immutable (a number is used again only after a crash)."""
@@ -1066,7 +1066,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert all(self.covered(r) for r in self.rows() if key(r) not in self.output.keys() | self.excused), "lost"
             self.ticks_have_no_gaps()
             assert self.store.stats().pending == 0
-            assert not any(len(view.resident.chunks) for view in self.store.views())
+            assert not len(self.store.memory.chunks)
         finally:
             timerstore.log.segment.ROW_GROUP_ROWS = self.row_group_rows
             self.patches.close()
@@ -1106,7 +1106,8 @@ class StoreMachine(RuleBasedStateMachine):
                 self.flush()
             self.compact(3)
             self.store.reclaim(self.now_ms)
-            if self.is_done() and not any(view.segments or len(view.resident.chunks) for view in self.store.views()):
+            has_segments = any(view.segments for view in self.store.views())
+            if self.is_done() and not has_segments and not len(self.store.memory.chunks):
                 return
         assert self.is_done(), "never delivered"
         assert not any(view.segments for view in self.store.views()), "finished segments were not reclaimed"

@@ -327,6 +327,14 @@ class Cancels:
         self.cancelled += int(np.count_nonzero(judged.covered)) + len(hits) - len(lent)
         return _tally(hits), _tally(lent)
 
+    def take_in_originals(self, timers: Timers, low: int, resident: Resident) -> bool:
+        """Add originals with ids, at offsets from `low` on, which replace no others. Returns whether no tombstone can
+        cover them; else nothing was added."""
+        if self.tombstones.highest.any > low:
+            return False
+        self.unstored.add(timers, lambda each: _is_gone(resident, each))
+        return True
+
     def forget_stored(self, resident: Resident) -> None:
         """Drop timers that a flush has put into a segment."""
         self.unstored.prune(lambda timers: _is_gone(resident, timers))
@@ -412,7 +420,7 @@ class Cancels:
             return AT_MIN
         waiting = np.concatenate([resident.overtaken.all().at, on_loan.at])
         first = int(waiting[waiting > AT_MIN].min(initial=now_ms))
-        ready_ms = resident.ready.first_at_ms()
+        ready_ms = resident.ready.nearest_ms()
         return min([now_ms, resident.frontier.at_ms, first, *([] if ready_ms is None else [ready_ms])])
 
 

@@ -151,8 +151,19 @@ class Tombstones:
         return self.memory_rows + sum(len(file) for file in self._files)
 
     @property
+    def highest(self) -> Highest:
+        """The largest offsets of all tombstones."""
+        return self._highest
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is a tombstone."""
+        return bool(self._memory or self._files or self._frozen)
+
+    @property
     def memory_rows(self) -> int:
-        return sum(len(run) for run in (*self._frozen, *self._memory))
+        runs = self._frozen + self._memory
+        return sum(map(len, runs)) if runs else 0
 
     @property
     def files(self) -> tuple[TombstoneFile, ...]:

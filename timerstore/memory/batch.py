@@ -6,33 +6,33 @@ microseconds only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from timerstore.memory.chunks import SPARSE_SHARE
-from timerstore.memory.sorted_runs import RowRefs, select
+from timerstore.memory.ready import plain, with_log
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, select
 from timerstore.rows.entry import Kind, payload_of
-from timerstore.rows.position import Bools
+from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, grouped, order_by_position
 
-KEPT_BYTES_MAX: Final = 1 << 19
-"""A part of a smaller batch is not copied: runs of few rows are soon put together, and a copy for each partition would
-double the cost of a batch."""
+SHARED_BYTES_MAX: Final = 1 << 19
+"""A larger batch is copied for each log: as one chunk, it would stay until the last row of any log has left."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBatch:
     """`row` of `rows` is the index in `payload`, `row_bytes` the mean size of a row there. `is_plain`: all rows are
-    originals without ids, or rejects; cancels and commands do not concern them on arrival. `kept_bytes` is the memory
-    that the payload keeps: a part keeps the whole."""
+    originals without ids, or rejects; cancels and commands do not concern them on arrival."""
 
     rows: RowRefs
     payload: pa.RecordBatch
     row_bytes: int
     is_plain: bool
-    kept_bytes: int
 
     @classmethod
     def of(cls, entries: pa.Table) -> RowBatch:
@@ -44,39 +44,12 @@ class RowBatch:
     def sorted(cls, rows: RowRefs, payload: pa.RecordBatch) -> RowBatch:
         """A batch of rows in order of position; `payload` has one row for each."""
         count = len(rows)
-        kind, origin = (payload.column(name).to_numpy() for name in ("kind", "origin"))
-        is_plain = payload.column("id").null_count == count and bool(
-            (((kind == Kind.TIMER) | (kind == Kind.REJECT)) & (origin == rows.offset)).all()
-        )
+        is_plain = payload.column("id").null_count == count and _are_originals(rows, payload)
         index = np.arange(count, dtype=np.int32)
-        size = -(-payload.nbytes // max(1, count))
-        return cls(RowRefs(rows.at, rows.offset, rows.chunk, index), payload, size, is_plain, size * count)
+        return cls(RowRefs(rows.at, rows.offset, rows.chunk, index), payload, _row_bytes(payload), is_plain)
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def bytes(self) -> int:
-        """The estimated size of the rows."""
-        return self.row_bytes * len(self.rows)
-
-    def part(self, begin: int, end: int) -> RowBatch:
-        """The rows from `begin` to `end` (exclusive)."""
-        rows = self.rows[begin:end]
-        index = self.rows.row[: end - begin]
-        return RowBatch(
-            RowRefs(rows.at, rows.offset, rows.chunk, index),
-            self.payload.slice(begin, end - begin),
-            self.row_bytes,
-            self.is_plain,
-            self.kept_bytes,
-        )
-
-    def owned(self) -> RowBatch:
-        """The same, with a copy of a payload that keeps much more than its rows."""
-        if self.kept_bytes <= max(KEPT_BYTES_MAX, SPARSE_SHARE * self.bytes):
-            return self
-        return replace(self, payload=self.payload.take(pa.array(self.rows.row)), kept_bytes=self.bytes)
 
     def where(self, mask: Bools) -> RowBatch:
         """The rows of a mask."""
@@ -89,5 +62,72 @@ class RowBatch:
             self.payload.take(pa.array(index)),
             self.row_bytes,
             self.is_plain,
-            self.row_bytes * len(index),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """The rows of one log in a `MergedBatch`: their indices, in order of position; their smallest and largest offset;
+    the positions of the first and the last one, as (at in ms, offset)."""
+
+    index: npt.NDArray[np.intp]
+    low: int
+    high: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedBatch:
+    """A batch of several logs, in the order of (at, log, offset). `rows` have the number of the log above the offset;
+    `row` is the index in `payload`. `is_whole`: the batch becomes one chunk. It is small, has no commands, replaces or
+    copies, and its payload is in the same order."""
+
+    rows: RowRefs
+    payload: pa.RecordBatch
+    row_bytes: int
+    parts: Mapping[int, LogPart]
+    is_whole: bool
+
+    @classmethod
+    def of(cls, log: Int64s, rows: RowRefs, payload: pa.RecordBatch) -> MergedBatch:
+        """The batch of rows of several logs, in any order. `log` is the number of each row's log."""
+        is_whole = payload.nbytes <= SHARED_BYTES_MAX and _are_originals(rows, payload)
+        rows = with_log(rows, log)
+        order = order_by_position(rows.at, rows.offset)
+        rows = rows[order]
+        if is_whole:
+            payload = payload.take(pa.array(order))
+            rows = RowRefs(rows.at, rows.offset, rows.chunk, np.arange(len(rows), dtype=np.int32))
+        return cls(rows, payload, _row_bytes(payload), _parts(rows), is_whole)
+
+    def part(self, log: int) -> RowBatch:
+        """The rows of a log, with a payload of their own: a batch would keep the memory of all its rows."""
+        rows = plain(self.rows[self.parts[log].index]) if log in self.parts else EMPTY
+        is_all = len(rows) == len(self.payload) and bool((rows.row[1:] > rows.row[:-1]).all())
+        return RowBatch.sorted(rows, self.payload if is_all else self.payload.take(pa.array(rows.row)))
+
+
+def _parts(rows: RowRefs) -> dict[int, LogPart]:
+    if not len(rows):
+        return {}
+    log, offset = rows.offset >> OFFSET_BITS, rows.offset & OFFSET_MAX
+    order, begins = grouped(log)
+    ends = [*begins[1:], len(order)]
+    low, high = (f.reduceat(offset[order], begins).tolist() for f in (np.minimum, np.maximum))
+    first, last = order[begins], order[np.array(ends) - 1]
+    firsts, lasts = (zip(rows.at[i].tolist(), offset[i].tolist(), strict=True) for i in (first, last))
+    indices = (order[begin:end] for begin, end in zip(begins, ends, strict=True))
+    return dict(zip(log[first].tolist(), map(LogPart, indices, low, high, firsts, lasts), strict=True))
+
+
+def _row_bytes(payload: pa.RecordBatch) -> int:
+    size: int = payload.nbytes
+    return -(-size // max(1, len(payload)))
+
+
+def _are_originals(rows: RowRefs, payload: pa.RecordBatch) -> bool:
+    """Whether all rows are rejects, or originals that replace no others."""
+    kind, origin = (payload.column(name).to_numpy() for name in ("kind", "origin"))
+    is_original = ((kind == Kind.TIMER) | (kind == Kind.REJECT)) & (origin == rows.offset)
+    return bool(is_original.all()) and not pc.any(payload.column("replace")).as_py()

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Bools, Int64s
+from timerstore.rows.position import Bools, Int64s, groups
 
 SLOT_MS = 10_000
 DAY_MS = 86_400_000
@@ -209,45 +209,88 @@ class PendingHistogram:
 
 
 UNCOUNTED_PIECES: Final = 64
-UNCOUNTED_ROWS: Final = 4_096
-"""The limits of uncounted rows: they keep their batches in memory."""
+UNCOUNTED_ROWS: Final = 1 << 15
+"""The limits of uncounted rows: they keep three columns of their batches in memory."""
 
 
-class _Uncounted:
-    """Timers of one later count: it costs as much for a row as for a thousand."""
+class _Rows:
+    """Timers of one later count."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Int64s, Sequence[pa.RecordBatch], Bools | None]] = []
-        self._pieces = self._rows = 0
+        self._parts: list[tuple[Int64s, Int64s, Sequence[pa.RecordBatch], Bools]] = []
+        self._pieces = self._count = 0
 
     @property
     def is_full(self) -> bool:
-        return self._pieces >= UNCOUNTED_PIECES or self._rows >= UNCOUNTED_ROWS
+        return self._pieces >= UNCOUNTED_PIECES or self._count >= UNCOUNTED_ROWS
 
-    def add(self, at: Int64s, pieces: Sequence[pa.RecordBatch], left_out: Bools | None) -> None:
+    def add(self, log: int | Int64s, at: Int64s, pieces: Sequence[pa.RecordBatch], left_out: Bools | None) -> None:
         if len(at):
-            self._parts.append((at, [each.select(TALLIED) for each in pieces], left_out))
+            logs = np.full(len(at), log, np.int64) if isinstance(log, int) else log
+            none = np.zeros(len(at), np.bool_) if left_out is None else left_out
+            self._parts.append((logs, at, [each.select(TALLIED) for each in pieces], none))
             self._pieces += len(pieces)
-            self._rows += len(at)
+            self._count += len(at)
 
-    def pop(self) -> Iterator[Tally]:
-        """Remove the timers, and return their counts."""
-        if self._parts:
-            parts, self._parts, self._pieces, self._rows = self._parts, [], 0, 0
-            at = np.concatenate([each for each, _, _ in parts])
-            columns = [each for _, pieces, _ in parts for each in pieces]
-            payload = pa.Table.from_batches(columns).combine_chunks()
-            none = [np.zeros(len(each), np.bool_) if mask is None else mask for each, _, mask in parts]
-            yield tally_timers(at, payload, np.concatenate(none))
+    def pop(self) -> Iterator[tuple[int, Tally]]:
+        """Remove the timers, and return the counts of each log."""
+        if not self._parts:
+            return
+        parts, self._parts, self._pieces, self._count = self._parts, [], 0, 0
+        log, at, left_out = (np.concatenate([part[i] for part in parts]) for i in (0, 1, 3))
+        rows = pa.Table.from_batches([each for part in parts for each in part[2]]).combine_chunks()
+        for number, mine in groups(log):
+            payload = rows if len(mine) == len(log) else rows.take(pa.array(mine))
+            yield number, tally_timers(at[mine], payload, left_out[mine])
+
+
+class Uncounted:
+    """Timers of several logs that are counted later: a count costs as much for a row as for a thousand."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, Pending] = {}
+        self._added, self._removed = _Rows(), _Rows()
+
+    def join(self, log: int, pending: Pending) -> None:
+        """Count the timers of a log in `pending`."""
+        self._pending[log] = pending
+
+    def leave(self, log: int) -> None:
+        """Forget a closed log."""
+        self.count()
+        self._pending.pop(log, None)
+
+    def add(self, log: int | Int64s, at: Int64s, payload: pa.RecordBatch, left_out: Bools | None = None) -> None:
+        """Add the timers among rows of `entry.PAYLOAD`, without the rows of the mask `left_out`. `log` is the number of
+        their log, or that of each row."""
+        self._added.add(log, at, [payload], left_out)
+        if self._added.is_full:
+            self.count()
+
+    def remove(self, log: int | Int64s, at: Int64s, pieces: Sequence[pa.RecordBatch]) -> None:
+        """Remove timers that were added before."""
+        self._removed.add(log, at, pieces, None)
+        if self._removed.is_full:
+            self.count()
+
+    def count(self) -> None:
+        """Count all timers now."""
+        for log, timers in self._added.pop():
+            if log in self._pending:
+                self._pending[log].add(timers)
+        for log, timers in self._removed.pop():
+            if log in self._pending:
+                self._pending[log].remove_counted(timers)
 
 
 class Pending:
     """Pending timers; all that are due before `since_ms` share a slot. A name is forgotten with its last timer."""
 
-    def __init__(self, since_ms: int) -> None:
+    def __init__(self, since_ms: int, uncounted: Uncounted | None = None, log: int = 0) -> None:
         self._histogram = PendingHistogram(since_ms)
         self._by_target: dict[str, int] = {}
-        self._added, self._removed = _Uncounted(), _Uncounted()
+        self._log, self._uncounted = log, Uncounted() if uncounted is None else uncounted
+        self._uncounted.join(log, self)
         self._is_by_target = True
 
     def __len__(self) -> int:
@@ -262,21 +305,14 @@ class Pending:
     def add_rows(self, at: Int64s, payload: pa.RecordBatch, left_out: Bools | None = None) -> None:
         """Add the timers among rows of `entry.PAYLOAD`, without the rows of the mask `left_out`. They are counted
         later, many at once."""
-        self._added.add(at, [payload], left_out)
-        if self._added.is_full:
-            self._count()
+        self._uncounted.add(self._log, at, payload, left_out)
 
     def remove_rows(self, at: Int64s, pieces: Sequence[pa.RecordBatch]) -> None:
         """Remove timers that were added before; they are counted later, too."""
-        self._removed.add(at, pieces, None)
-        if self._removed.is_full:
-            self._count()
+        self._uncounted.remove(self._log, at, pieces)
 
     def _count(self) -> None:
-        for timers in self._added.pop():
-            self._add(timers)
-        for timers in self._removed.pop():
-            self._remove(timers)
+        self._uncounted.count()
 
     @property
     def is_by_target(self) -> bool:
@@ -298,23 +334,20 @@ class Pending:
         self._count()
         return sum(count for label, count in self._by_target.items() if label.endswith(RECURS))
 
-    def add(self, timers: Tally) -> None:
-        """Add counted timers."""
-        self._count()
-        self._add(timers)
-
     def remove(self, timers: Tally) -> None:
         """Remove counted timers that were added before."""
         self._count()
-        self._remove(timers)
+        self.remove_counted(timers)
 
-    def _add(self, timers: Tally) -> None:
+    def add(self, timers: Tally) -> None:
+        """Add counted timers."""
         self._histogram.add_slots(timers.slots, timers.counts)
         for name, count in timers.targets.items():
             count_in(self._by_target, name, count)
         self._is_by_target &= OTHER_TARGETS not in self._by_target
 
-    def _remove(self, timers: Tally) -> None:
+    def remove_counted(self, timers: Tally) -> None:
+        """As `remove`, of timers that are not uncounted."""
         self._histogram.add_slots(timers.slots, -timers.counts)
         for name, count in timers.targets.items():
             left = self._take(name, count)

@@ -4,7 +4,8 @@ them.
     position:   finished ... P ......... ready rows ......... L ......... memtable .........
                        overtaken rows                           (and segments' rows, on disk)
 
-    overtaken  at or below P, and not finished: its offset is not covered by O yet
+    overtaken  at or below P (after the open transaction, if there is one), and not finished: its offset is not covered
+               by O yet
     ready      above P, at or below the loaded frontier L: every pending row there is resident
     memtable   above L, and not in a segment yet
 
@@ -15,41 +16,29 @@ No lock and no IO here: `StoreState` guards it, one instance is used by one thre
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 import pyarrow as pa
 
 from timerstore.memory.batch import RowBatch
 from timerstore.memory.chunks import Chunks
 from timerstore.memory.overtaken import Overtaken
-from timerstore.memory.sorted_runs import (
-    EMPTY,
-    GATHERED_BYTES_MAX,
-    GATHERED_ROWS_MAX,
-    RowRefs,
-    SortedRuns,
-    gathered,
-)
+from timerstore.memory.ready import MergedRows, ReadyRows
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, SortedRuns
 from timerstore.rows.position import OFFSET_MAX, Bools, Position, Positions, Progress, search
-
-REPACKED_ROWS_MAX: Final = 1 << 16
-"""The limit of one step, which holds the store's lock."""
-
-SCATTERED_CHUNKS: Final = 4
-SCATTERED_ROWS: Final = 32
-"""Rows are scattered from this number of chunks on, with fewer than this number of rows of each: see `gather_near`."""
 
 
 class Resident:
     """Rows in memory; `committed` is (O, P)."""
 
-    def __init__(self, committed: Progress) -> None:
-        self.chunks = Chunks()
-        self.ready = SortedRuns(self.chunks)
-        self.memtable = SortedRuns(self.chunks)
-        self.overtaken = Overtaken(self.chunks)
+    def __init__(self, committed: Progress, chunks: Chunks, merged: MergedRows, log: int) -> None:
+        self.chunks = chunks
+        self.ready = ReadyRows(chunks, merged, log)
+        self._merged = merged
+        self.memtable = SortedRuns(chunks)
+        self.overtaken = Overtaken(chunks)
         self.committed = committed
+        self.passed = committed.position
+        """P, or P after the open transaction. Rows that come at or below it are overtaken."""
         self.end = 0
         """Exclusive end of the ingested records."""
         self.stored = 0
@@ -76,6 +65,14 @@ class Resident:
         the first overtaken row."""
         first = self.overtaken.first_offset()
         return self.end if first is None else first
+
+    def give_back(self) -> None:
+        """Have all ready rows as own ones."""
+        self._merged.give_back([self.ready])
+
+    def is_apart(self) -> bool:
+        """Whether there are ready rows that are not merged, or overtaken ones."""
+        return len(self.ready.own_runs()) > 0 or len(self.overtaken) > 0
 
     def take_in(self, batch: RowBatch) -> None:
         """Take in the new rows of a batch.
@@ -110,24 +107,21 @@ class Resident:
 
     def _parts(self, rows: RowRefs) -> tuple[RowRefs, RowRefs, RowRefs]:
         """The rows that belong to each of the places."""
-        passed, near = (search(rows.at, rows.offset, bound) for bound in (self.position, self.frontier))
+        passed, near = (search(rows.at, rows.offset, bound) for bound in (self.passed, self.frontier))
         near = max(passed, near)
         return rows[:passed], rows[passed:near], rows[near:]
 
     def replace_all(self, rows: RowRefs) -> None:
         """Place the rows of an aborted transaction again, and all overtaken rows, since P may be before them again."""
+        self.passed = self.position
         overtaken = self.overtaken.pop_all()
         for each in (rows, overtaken):
             self.place(each.sorted())
 
     def commit(self, committed: Progress) -> None:
-        """Set the committed state; ready rows that P has passed become overtaken rows."""
+        """Set the committed state, at the end of a transaction."""
         self.committed = committed
-        self.overtake(self.position)
-
-    def overtake(self, position: Position) -> None:
-        """Make ready rows at or below a position overtaken rows: they came too late for the order of position."""
-        self.overtaken.insert(self.ready.pop_until(position))
+        self.passed = committed.position
 
     def step_back(self, now_ms: int) -> None:
         """Freeze the committed state if its P lies ahead of the clock, and go on just below `now_ms` (invariant I4).
@@ -146,6 +140,7 @@ class Resident:
 
     def retreat_frontier(self, budget_bytes: int, floor: Position) -> None:
         """Move L back until the ready rows take at most `budget_bytes`; never below `floor` (invariant I8)."""
+        self.give_back()
         last_in = self.ready.largest_within(self.frontier, budget_bytes)
         if last_in is None:
             return
@@ -157,40 +152,6 @@ class Resident:
         """A durable checkpoint has O_c at `offset`: rows below leave the memtable."""
         self.stored = offset
         self.chunks.release(self.memtable.remove(self.is_stored).chunk)
-
-    def repack(self, gain_bytes_min: int) -> int:
-        """Copy the rest of sparse chunks into new ones; returns the number of rows, 0 if the gain is too small.
-
-        One long delay in each batch would else keep all batches in memory.
-        """
-        size, holders = len(self.chunks.row_bytes), (self.ready, self.memtable)
-        referenced = sum(np.bincount(holder.all().chunk, minlength=size) for holder in holders)
-        sparse = self.chunks.sparse(np.asarray(referenced), gain_bytes_min, REPACKED_ROWS_MAX)
-        if not sparse.any():
-            return 0
-        return sum(self._copy_into(each, each.remove(lambda run: sparse[run.chunk]).sorted()) for each in holders)
-
-    def gather_near(self, popped: RowRefs, until: Position) -> int:
-        """Copy the next ready rows, up to `until`, into one chunk in the order of position, if the popped rows came
-        from many; returns the number of rows.
-
-        Rows that were sent over a long time and are due at one time are pieces of one or two rows each, and a take
-        copies dozens of these. In one chunk they are one slice.
-        """
-        if len(popped) < SCATTERED_CHUNKS:
-            return 0
-        pieces = len(set(popped.chunk.tolist()))
-        if pieces < SCATTERED_CHUNKS or len(popped) >= SCATTERED_ROWS * pieces:
-            return 0
-        rows = self.ready.pop_until(until, GATHERED_ROWS_MAX)
-        fit = int(np.searchsorted(np.cumsum(self.chunks.row_bytes[rows.chunk]), GATHERED_BYTES_MAX, side="right"))
-        self.ready.insert(rows[fit:])
-        return self._copy_into(self.ready, rows[:fit])
-
-    def _copy_into(self, holder: SortedRuns, rows: RowRefs) -> int:
-        """Insert rows, in the order of position, with their payloads in a chunk of their own; returns their number."""
-        holder.insert(gathered(self.chunks, rows))
-        return len(rows)
 
     def _keep_unstored(self, rows: RowRefs) -> None:
         """Insert rows without those of segments, which are loaded again when the frontier comes to them."""

@@ -33,6 +33,7 @@ from timerstore.rows.position import (
     Bools,
     Position,
     Positions,
+    RowBound,
     end_of,
     order_by_position,
     search,
@@ -50,6 +51,9 @@ GATHERED_CHUNKS: Final = 8
 row is copied once or twice."""
 GATHERED_ROWS_MAX: Final = 1 << 13
 GATHERED_BYTES_MAX: Final = 4 << 20
+SCATTERED_CHUNKS: Final = 4
+SCATTERED_ROWS: Final = 32
+"""Rows are scattered from this number of chunks on, with fewer than this number of rows of each: see `gather_near`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +81,10 @@ class RowRefs(Positions):
 
 
 EMPTY = RowRefs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+def _bound_at(rows: RowRefs, index: int) -> RowBound:
+    return RowBound(int(rows.at[index]), int(rows.offset[index]))
 
 
 def concat(parts: Sequence[RowRefs]) -> RowRefs:
@@ -115,18 +123,22 @@ class SortedRuns:
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
         self._runs: list[RowRefs] = []
-        self.bytes = 0
-        """The size of the rows, with their payloads."""
+        self._bytes = 0
 
     def __len__(self) -> int:
-        return sum(len(run) for run in self._runs)
+        return sum(len(run) for run in self)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the rows, with their payloads."""
+        return self._bytes
 
     def insert(self, rows: RowRefs) -> None:
         """Add rows, given in order of position."""
         if not len(rows):
             return
         self._runs.append(rows)
-        self.bytes += self._chunks.bytes_of(rows.chunk)
+        self._bytes += self._chunks.bytes_of(rows.chunk)
         count, size = 1, len(rows)
         for run in reversed(self._runs[:-1]):
             if len(run) >= 2 * size or len(run) + size > MERGED_ROWS_MAX:
@@ -139,19 +151,23 @@ class SortedRuns:
         """The runs, each in order of position."""
         return iter(self._runs)
 
+    def own_runs(self) -> Sequence[RowRefs]:
+        """The runs that have no other holder."""
+        return self._runs
+
     def first_at_ms(self) -> int | None:
         """Effective time of the first row, or None without rows."""
-        return min((int(run.at[0]) for run in self._runs), default=None)
+        return min((int(run.at[0]) for run in self), default=None)
 
     def first(self) -> Position:
         """Position of the first row; there must be one."""
-        return min(Position(int(run.at[0]), int(run.offset[0])) for run in self._runs)
+        return min(Position(int(run.at[0]), int(run.offset[0])) for run in self)
 
-    def count_until(self, bound: Position) -> int:
+    def count_until(self, bound: Position | RowBound) -> int:
         """The number of rows at or below `bound`."""
-        return sum(search(run.at, run.offset, bound) for run in self._runs)
+        return sum(search(run.at, run.offset, bound) for run in self)
 
-    def pop_until(self, bound: Position, limit: int | None = None) -> RowRefs:
+    def pop_until(self, bound: Position | RowBound, limit: int | None = None) -> RowRefs:
         """Remove and return the rows at or below `bound` in order of position, at most the first `limit`."""
         cuts = [search(run.at, run.offset, bound) for run in self._runs]
         if limit is not None and sum(cuts) > limit:
@@ -161,7 +177,7 @@ class SortedRuns:
         heads = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
         popped = heads[0] if len(heads) == 1 else concat(heads).sorted()
         self._runs = [run[cut:] if cut else run for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
-        self.bytes -= self._chunks.bytes_of(popped.chunk)
+        self._bytes -= self._chunks.bytes_of(popped.chunk)
         return popped
 
     def split_until(self, bound: Position) -> list[RowRefs]:
@@ -187,12 +203,12 @@ class SortedRuns:
         position.
         """
         share = -(-limit // len(cuts))
-        reach = max((run[share - 1 : share].last() for run, cut in zip(self._runs, cuts, strict=True) if cut >= share))
+        reach = max(_bound_at(run, share - 1) for run, cut in zip(self._runs, cuts, strict=True) if cut >= share)
         near = [min(cut, limit, search(run.at, run.offset, reach)) for run, cut in zip(self._runs, cuts, strict=True)]
         if sum(near) < limit:
             near = [min(cut, limit) for cut in cuts]
         heads = concat([run[:cut] for run, cut in zip(self._runs, near, strict=True)]).sorted()
-        last = heads[limit - 1 : limit].last()
+        last = _bound_at(heads, limit - 1)
         return [search(run.at, run.offset, last) for run in self._runs]
 
     def largest_within(self, bound: Position, budget_bytes: int) -> Position | None:
@@ -201,7 +217,7 @@ class SortedRuns:
 
         Nothing is sorted: the search halves each run's cumulative bytes.
         """
-        runs = [run[: search(run.at, run.offset, bound)] for run in self._runs]
+        runs = [run[: search(run.at, run.offset, bound)] for run in self]
         runs = [run for run in runs if len(run)]
         totals = [np.cumsum(self._chunks.row_bytes[run.chunk]) for run in runs]
         if sum(int(total[-1]) for total in totals) <= budget_bytes:
@@ -232,15 +248,39 @@ class SortedRuns:
 
     def all(self) -> RowRefs:
         """All rows, in no order."""
-        return concat(self._runs)
+        return concat(list(self))
 
     def pop_all(self) -> RowRefs:
         """Remove and return all rows, in no order."""
-        rows, self._runs, self.bytes = self.all(), [], 0
+        rows, self._runs, self._bytes = self.all(), [], 0
         return rows
 
+    def copy_where(self, mask: Callable[[RowRefs], Bools]) -> int:
+        """Put the payloads of some rows (`mask` is of its argument) into a chunk of their own; returns their number."""
+        rows = self.remove(mask).sorted()
+        self.insert(gathered(self._chunks, rows))
+        return len(rows)
+
+    def gather_near(self, popped: RowRefs, until: Position | RowBound) -> int:
+        """Copy the next rows, up to `until`, into one chunk in order, if the popped rows came from many; returns the
+        number of rows.
+
+        Rows that were sent over a long time and are due at one time are pieces of one or two rows each, and a take
+        copies dozens of these. In one chunk they are one slice.
+        """
+        if len(popped) < SCATTERED_CHUNKS:
+            return 0
+        pieces = len(set(popped.chunk.tolist()))
+        if pieces < SCATTERED_CHUNKS or len(popped) >= SCATTERED_ROWS * pieces:
+            return 0
+        rows = self.pop_until(until, GATHERED_ROWS_MAX)
+        fit = int(np.searchsorted(np.cumsum(self._chunks.row_bytes[rows.chunk]), GATHERED_BYTES_MAX, side="right"))
+        self.insert(rows[fit:])
+        self.insert(gathered(self._chunks, rows[:fit]))
+        return fit
+
     def _left(self, runs: list[RowRefs]) -> list[RowRefs]:
-        self.bytes -= sum(self._chunks.bytes_of(run.chunk) for run in runs)
+        self._bytes -= sum(self._chunks.bytes_of(run.chunk) for run in runs)
         return runs
 
     def _put_together(self, run: RowRefs) -> RowRefs:
@@ -251,5 +291,5 @@ class SortedRuns:
         if before > GATHERED_BYTES_MAX:
             return run
         run = gathered(self._chunks, run)
-        self.bytes += self._chunks.bytes_of(run.chunk) - before
+        self._bytes += self._chunks.bytes_of(run.chunk) - before
         return run

@@ -95,10 +95,10 @@ def _bounded(found: Iterator[tuple[RowRefs, pa.Table]], bytes_max: int | None) -
 def _in_memory(
     state: StoreState, snapshot: Snapshot, origins: Int64s, columns: Sequence[str]
 ) -> tuple[RowRefs, pa.Table]:
-    everything, begins = snapshot.payload(["origin"])
-    # A pass over one column, in the order of memory, leaves few rows for the others.
-    may_be = np.isin(everything.column("origin").to_numpy(), origins)
-    rows = concat([run[may_be[begins[run.chunk] + run.row]] for run in snapshot.runs])
+    rows, (everything, begins) = concat(snapshot.runs), snapshot.payload(["origin"])
+    # A pass over one column leaves few rows for the others. Most rows of the chunks may be those of other stores.
+    origin = everything.column("origin").to_numpy()[begins[rows.chunk] + rows.row]
+    rows = rows[np.isin(origin, origins)]
     if not len(rows):
         return rows, pa.schema([PAYLOAD.field(name) for name in columns]).empty_table()
     chunks = {chunk: snapshot.chunks[chunk].select(list(columns)) for chunk in np.unique(rows.chunk).tolist()}

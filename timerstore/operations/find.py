@@ -325,7 +325,7 @@ class Search:
         index = begins[rows.chunk] + rows.row
         fits = self._fits(table)[index] & self._is_at(rows)
         rows, index = rows[fits], index[fits]
-        return self._judged(rows, table.take(pa.array(index)))
+        return self._judged(rows, table.take(pa.array(index))) if len(rows) else NO_HITS
 
     # ---- segments
 

@@ -16,11 +16,12 @@ from timerstore.cancels.commands import Effect
 from timerstore.cancels.effects import NoRoom, effects_of
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Closed, Misuse
-from timerstore.memory.batch import RowBatch
+from timerstore.memory.batch import LogPart, MergedBatch, RowBatch
+from timerstore.memory.ready import plain
 from timerstore.operations.by_origin import pending_of, rows_of, uncopyable_of
-from timerstore.operations.state import StoreState
+from timerstore.operations.state import Change, StoreState
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Bools, Int64s
+from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Bools, Int64s, search
 
 UNBOUNDED: Final = sys.maxsize
 
@@ -31,6 +32,7 @@ class StoreIngest:
     def __init__(self, state: StoreState) -> None:
         self._state = state
         self._one_at_a_time = threading.Lock()
+        self._changing = Change(state, self._must_take_in)
 
     def append(
         self,
@@ -61,6 +63,33 @@ class StoreIngest:
                     taken += self._take_in(batch.where(is_below), min(end, no_room.cut), now_ms, UNBOUNDED)
                     batch = batch.where(~is_below)
                     self.wait_for_room(beat)
+
+    def take_in_part(self, batch: MergedBatch, part: LogPart | None, timers: Timers | None, end: int) -> int | None:
+        """Take in a part (None: no rows) of a batch without its rows; `timers` are those with ids, sorted by key.
+        Returns the number of rows, the first ones, that the caller inserts into the merged ready rows; the others come
+        to the memtable. None: `take_in` has to do it. The caller holds the lock of the memory, in a change."""
+        state, resident = self._state, self._state.resident
+        if state.failed_change or state.is_closed or state.is_intake_closed or state.waiting_offset() < OFFSET_MAX:
+            return None
+        if not self._one_at_a_time.acquire(False):
+            return None
+        self._one_at_a_time.release()
+        near = 0
+        if part is not None:
+            if part.low < resident.end or part.high >= end or not (resident.ready.is_merged and state.is_caught_up()):
+                return None
+            passed, frontier = resident.passed, resident.frontier
+            if part.first <= (passed.at_ms, passed.offset):
+                return None
+            if part.last <= (frontier.at_ms, frontier.offset):
+                near = len(part.index)
+            elif part.first <= (frontier.at_ms, frontier.offset):
+                rows = plain(batch.rows[part.index])
+                near = search(rows.at, rows.offset, frontier)
+            if timers is not None and not state.cancels.take_in_originals(timers, part.low, resident):
+                return None
+        resident.end = max(resident.end, end)
+        return near
 
     def _take_in(self, batch: RowBatch, end: int, now_ms: int, room_bytes: int | None) -> int:
         state, resident = self._state, self._state.resident
@@ -97,9 +126,9 @@ class StoreIngest:
     ) -> None:
         """Place the unfinished rows of a batch (`new`), and apply its cancels and commands. `covered` rows are not
         counted."""
-        state, resident, new = self._state, self._state.resident, new.owned()
-        with state.changing():
-            nearest_ms, was_unread = resident.ready.first_at_ms(), state.is_unread()
+        state, resident = self._state, self._state.resident
+        with self._changing:
+            nearest_ms, was_unread = resident.ready.nearest_ms(), state.is_unread()
             resident.end = end
             resident.take_in(new)
             state.pending.add_rows(new.rows.at, new.payload, covered)
@@ -144,13 +173,11 @@ class StoreIngest:
     def _advance(self, end: int) -> int:
         """Move the next expected offset to `end`, without rows."""
         state = self._state
-        with state.lock:
-            self._must_be_open()
-            with state.changing():
-                waits = state.waiting_offset() < OFFSET_MAX
-                state.resident.end = max(state.resident.end, end)
-                if waits or state.needs_offset_commit():
-                    state.wake()
+        with self._changing:
+            waits = state.waiting_offset() < OFFSET_MAX
+            state.resident.end = max(state.resident.end, end)
+            if waits or state.needs_offset_commit():
+                state.wake()
         return 0
 
     def has_room(self) -> bool:
@@ -196,6 +223,10 @@ class StoreIngest:
                 if self.has_room():
                     return
                 state.changed.wait(1.0)
+
+    def _must_take_in(self) -> None:
+        self._must_be_open()
+        self._state.must_be_consistent()
 
     def _must_be_open(self) -> None:
         if self._state.is_closed or self._state.is_intake_closed:

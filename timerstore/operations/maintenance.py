@@ -37,7 +37,6 @@ class Maintenance:
         self._state = state
         self._flushed_ms: int | None = None
         self._has_flushed = False
-        self._repacked_ms = 0
         self._compaction: Compaction | None = None
         self._covered: dict[str, tuple[int, int]] = {}
         """By name of a segment: the store's count of cancelled timers at the time, and the cancelled ones in it."""
@@ -73,11 +72,11 @@ class Maintenance:
         # 1. Fix O_c at the committed O, or at ingest's end before it; choose the rows below that no segment holds.
         with state.changing():
             covered, is_full = resident.covered(), state.is_memtable_full()
-            runs = [*resident.ready, *resident.memtable, state.rows_on_loan()]
+            ready, others = resident.ready.of_now(), [*resident.memtable, state.rows_on_loan()]
             payloads = resident.chunks.all()
             number = state.next_segment
             merge = self._tombstone_merge(now_ms)
-        rows = self._unstored(runs, covered)
+        rows = self._unstored([*ready(), *others], covered)
         payloads = {chunk: payloads[chunk] for chunk in np.unique(rows.chunk).tolist()}
         # 2. Write them as one segment, and the indexes beside it: temporary file, fsync, rename, fsync of the folder.
         #    A crash up to here leaves files that no checkpoint names; the next start removes them.
@@ -109,11 +108,11 @@ class Maintenance:
             if merge is not None:
                 live.stored(absorbed, merged)
             self._flushed_ms, self._has_flushed = now_ms, True
-            # Repacking passes over every row under the lock, so flushes after many records are too frequent for it.
-            if is_full or not 0 <= now_ms - self._repacked_ms < state.limits.flush_interval_ms:
-                self._repacked_ms = now_ms
-                resident.repack(state.limits.repacked_bytes)
             state.changed.notify_all()
+        # Repacking passes over every row under the lock, so flushes after many records are too frequent for it.
+        with state.memory.changing():
+            every_ms = 0 if is_full else state.limits.flush_interval_ms
+            state.memory.repack(now_ms, state.limits.repacked_bytes, every_ms=every_ms)
         # 6. Remove the merged files. A crash before it leaves files that no checkpoint names.
         for gone in absorbed:
             files.remove(gone.file.path)

@@ -53,6 +53,7 @@ from timerstore.errors import Corrupt, DiskFailure, WrongIdentity
 from timerstore.limits import Limits
 from timerstore.log import segment
 from timerstore.log.segment import Segment
+from timerstore.memory.memory import Memory
 from timerstore.memory.pending import Tally, labels, tally
 from timerstore.memory.sorted_runs import select
 from timerstore.operations.by_origin import covered_in
@@ -113,6 +114,8 @@ def restore(
     limits: Limits,
     progress: Callable[[int, int], None],
     on_news: Callable[[], None] = lambda: None,
+    memory: Memory | None = None,
+    log: int = 0,
 ) -> StoreState:
     """The state of the store in a directory; the arguments are those of `TimerStore.open`. Raises DiskFull,
     DiskFailure."""
@@ -124,11 +127,12 @@ def restore(
     found = _distrust(found, committed, log_start, unseen, number)
     while True:
         try:
-            state = _restore(found, committed, log_start, now_ms, limits, progress, on_news)
+            state = _restore(found, committed, log_start, now_ms, limits, progress, on_news, memory, log)
         except Corrupt as error:
             found = _without(found, error, now_ms)
         else:
             state.cut = number
+            state.join()
             return state
 
 
@@ -223,6 +227,8 @@ def _restore(
     limits: Limits,
     progress: Callable[[int, int], None],
     on_news: Callable[[], None],
+    memory: Memory | None,
+    log: int,
 ) -> StoreState:
     """Open the files that the checkpoint names; steps 3 to 5. `progress(done, total)` is called after each segment that
     is opened, rewritten or counted. Raises Corrupt, DiskFull, DiskFailure."""
@@ -242,7 +248,7 @@ def _restore(
         checkpoints.write(found.directory, checkpoint, frees=True)
     in_use = {s.named.name for s in kept} | {t.named.name for t in cancels}
     removed, aside = _clear(found.directory, in_use, covered is None, now_ms)
-    state = StoreState(found.directory, found.identity, committed, limits, now_ms, on_news)
+    state = StoreState(found.directory, found.identity, committed, limits, now_ms, on_news, memory, log)
     state.aside = aside
     state.reports = found.reports
     if removed and found.checkpoint is not None:
@@ -258,7 +264,7 @@ def _restore(
         for part in _count_pending(file, state):
             state.pending.add(part)
         for part in covered_in(state, file):
-            state.pending.remove(part)
+            state.pending.remove_counted(part)
         progress(len(kept), len(kept))
     return state
 

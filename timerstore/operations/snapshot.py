@@ -38,18 +38,24 @@ class Snapshot:
         """A snapshot of now. Under the lock it only copies lists."""
         resident = state.resident
         with state.lock:
-            runs = [run for holder in (resident.ready, resident.memtable) for run in holder]
-            return cls(
-                runs=(*runs, resident.overtaken.all(), state.rows_on_loan()),
-                chunks=resident.chunks.all(),
-                segments=tuple(state.timerlog),
-                frontier=resident.frontier,
-                committed=resident.committed,
-                tombstones=state.cancels.tombstones.lookup(),
-            )
+            ready = resident.ready.of_now()
+            others = (*resident.memtable, resident.overtaken.all(), state.rows_on_loan())
+            chunks, segments = resident.chunks.all(), tuple(state.timerlog)
+            frontier, committed = resident.frontier, resident.committed
+            tombstones = state.cancels.tombstones.lookup()
+        runs = (*ready(), *others)
+        used = np.flatnonzero(np.bincount(np.concatenate([run.chunk for run in runs]))).tolist()
+        return cls(
+            runs=runs,
+            chunks={chunk: chunks[chunk] for chunk in used},  # others are of other stores
+            segments=segments,
+            frontier=frontier,
+            committed=committed,
+            tombstones=tombstones,
+        )
 
     def payload(self, columns: Sequence[str]) -> tuple[pa.Table, Int64s]:
-        """Some columns of all chunks in memory, and for each chunk the index of its first row there."""
+        """Some columns of all chunks with rows of the store, and for each chunk the index of its first row there."""
         ids = sorted(self.chunks)
         begins = np.zeros(ids[-1] + 1 if ids else 0, dtype=np.int64)
         begins[ids] = np.cumsum([0, *(self.chunks[c].num_rows for c in ids)])[:-1]

@@ -1,4 +1,4 @@
-"""StoreState: the shared state of a store's operations, and the one lock that guards it.
+"""StoreState: the shared state of a store's operations. The lock of its memory guards it.
 
     store -> transaction, timer_wheel, ingest, maintenance, compaction, stats -> StoreState -> log, cancels, memory
 
@@ -12,21 +12,23 @@ a crash, without loss.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 
 from timerstore.budget import Budgets
 from timerstore.cancels.cancels import Cancels
 from timerstore.cancels.commands import Commands
 from timerstore.disk.checkpoint import Checkpoint, Identity
-from timerstore.errors import Inconsistent, Misuse
+from timerstore.errors import Misuse
 from timerstore.limits import DAY_MS, Limits
 from timerstore.log.timerlog import TimerLog
+from timerstore.memory.chunks import joined
+from timerstore.memory.memory import Memory
 from timerstore.memory.pending import Pending, Tally
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
@@ -38,12 +40,11 @@ FLUSH_PART: Final = 2 / 3
 
 @dataclass(slots=True)
 class RowsOnLoan:
-    """The rows that the open transaction has taken; until its end the store has them only here. `position` is P after
-    its commit. `acted` are the offsets of rows on which its commands act. `cancelled` counts timers, on loan or acted
-    on, whose cancel was read meanwhile. `copies_read` are the origins of copies that were read meanwhile. They may be
-    the transaction's own, if it is committed and waits for the answer."""
+    """The rows that the open transaction has taken; until its end the store has them only here. `acted` are the offsets
+    of rows on which its commands act. `cancelled` counts timers, on loan or acted on, whose cancel was read meanwhile.
+    `copies_read` are the origins of copies that were read meanwhile. They may be the transaction's own, if it is
+    committed and waits for the answer."""
 
-    position: Position
     taken: list[RowRefs] = field(default_factory=list)
     acted: set[int] = field(default_factory=set)
     cancelled: list[Tally] = field(default_factory=list)
@@ -53,6 +54,27 @@ class RowsOnLoan:
         """References of all rows taken, with cancelled ones."""
         self.taken = [concat(self.taken)]
         return self.taken[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Rows in the order of their output.
+
+    `at` int64[n] (ms), `offset` int64[n]; `pieces` are record batches of `entry.PAYLOAD`, with n rows together. The
+    first `overtaken` rows are in order of offset, the others in order of position.
+    """
+
+    at: Int64s
+    offset: Int64s
+    pieces: Sequence[pa.RecordBatch]
+    overtaken: int
+
+    @property
+    def payload(self) -> pa.RecordBatch:
+        return joined(self.pieces)
+
+    def __len__(self) -> int:
+        return len(self.at)
 
 
 class Change:
@@ -88,12 +110,15 @@ class StoreState:
         limits: Limits,
         now_ms: int,
         on_news: Callable[[], None] = lambda: None,
+        memory: Memory | None = None,
+        log: int = 0,
     ) -> None:
-        self.lock = threading.RLock()
+        """`memory` is shared with other stores; `log` is the number of this one's log there."""
+        self.memory = memory = Memory(limits) if memory is None else memory
+        self.log = log
+        self.lock, self.changed = memory.lock, memory.changed
         self._change = Change(self, self.must_be_consistent)
         self._change_between_transactions = Change(self, self._must_be_between_transactions)
-        self.changed = threading.Condition(self.lock)
-        """Notified when room may be free, and at the end."""
         self._on_news = on_news
         self.is_intake_closed = False
         self.is_closed = False
@@ -102,11 +127,10 @@ class StoreState:
         self.directory = directory
         self.identity = identity
         self.limits = limits
-        self.pending = Pending(now_ms - DAY_MS)
-        self.resident = Resident(committed)
+        self.pending = Pending(now_ms - DAY_MS, memory.uncounted, log)
+        self.resident = Resident(committed, memory.chunks, memory.merged, log)
         self.cancels = Cancels(limits.window_ms)
         self.commands = Commands()
-        self.share(Budgets(limits))
         self.timerlog = TimerLog()
         self.loan: RowsOnLoan | None = None
         self.checkpoint = Checkpoint(identity=identity)
@@ -119,6 +143,11 @@ class StoreState:
         """Files that a rebuild has replaced or given up, kept until ingest has caught up."""
         self.reports: tuple[str, ...] = ()
         """Damage of the directory that the start has mended, as sentences for the operator."""
+
+    def join(self) -> None:
+        """Take part in the memory, once everything is restored."""
+        self.memory.join(self.log, self.resident)
+        self.share(self.memory.budgets)
 
     def share(self, budgets: Budgets) -> None:
         """Share the budgets with other stores."""
@@ -171,12 +200,7 @@ class StoreState:
 
     def must_be_consistent(self) -> None:
         """Raises Inconsistent after a failed change; the caller holds the lock."""
-        if self.failed_change is not None:
-            raise Inconsistent(
-                f"a change of the timer store failed half-way: {self.failed_change!r}",
-                hint="Start the bridge again: it goes on from its last commit, without loss.",
-                code="DB-7005",
-            ) from self.failed_change
+        self.memory.must_be_consistent(self.failed_change)
 
     def is_caught_up(self) -> bool:
         """Whether the log is ingested up to the committed O (invariant I6)."""
@@ -205,7 +229,7 @@ class StoreState:
 
     def floor(self) -> Position:
         """The lowest position of the frontier: P, or P after the open transaction."""
-        return self.resident.position if self.loan is None else max(self.resident.position, self.loan.position)
+        return self.resident.passed
 
     def bound_ready_rows(self) -> None:
         """Move the frontier back if ingest has brought more ready rows than the budget allows (invariant I8)."""

@@ -48,11 +48,12 @@ class TimerWheel:
         self._state = state
 
     def next_due_ms(self) -> int | None:
+        """See `TimerStore.next_due_ms`."""
         resident = self._state.resident
         with self._state.lock:
             waits = (resident.overtaken.first_offset() or 0) >= self._state.waiting_offset()
             overtaken_ms = self._state.commands.wait_until_ms if waits else resident.overtaken.first_at_ms()
-            candidates = (resident.ready.first_at_ms(), overtaken_ms)
+            candidates = (resident.ready.first_own_ms(), overtaken_ms)
             return min((at for at in candidates if at is not None), default=None)
 
     def is_behind(self, now_ms: int) -> bool:
@@ -116,7 +117,8 @@ class TimerWheel:
                 return False
             with self._state.changing():
                 self._advance(upper)
-                resident.add(rows, payload)
+                if not self._state.is_closed:  # a closed store holds no memory of the others
+                    resident.add(rows, payload)
             return True
 
     def _room(self) -> int:

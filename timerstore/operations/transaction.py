@@ -14,9 +14,8 @@ The store keeps every row until `acknowledge`; `rollback` makes all of them pend
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import starmap
 from typing import NamedTuple
 
@@ -36,13 +35,14 @@ from timerstore.cancels.commands import (
 from timerstore.cancels.digests import digests_or_zeros
 from timerstore.cancels.effects import ROWS_MAX
 from timerstore.cancels.id_index import Timers
+from timerstore.cancels.tombstones import Lookup
 from timerstore.errors import Inconsistent, Misuse
 from timerstore.memory.chunks import joined, pieces_of
 from timerstore.memory.pending import TALLIED, tally_timers
-from timerstore.memory.sorted_runs import EMPTY, concat
-from timerstore.operations.state import Change, RowsOnLoan, StoreState
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
+from timerstore.operations.state import Change, RowsOnLoan, StoreState, Taken
 from timerstore.rows.entry import PAYLOAD
-from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position, Positions, Progress, end_of
+from timerstore.rows.position import AT_MIN, Bools, Int64s, Position, Positions, Progress, end_of
 
 CANCELLED_TAKES_MAX = 16
 """Limit of successive takes with cancelled rows only; the transaction then ends early."""
@@ -66,34 +66,6 @@ DECIDED_AT_ONCE = 500
 JUDGED = pa.schema([PAYLOAD.field(name) for name in ("kind", "id", "origin")])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """Rows in the order of their output.
-
-    `at` int64[n] (ms), `offset` int64[n]; `pieces` are record batches of `entry.PAYLOAD`, with n rows together. The
-    first `overtaken` rows are in order of offset, the others in order of position.
-    """
-
-    at: Int64s
-    offset: Int64s
-    pieces: Sequence[pa.RecordBatch]
-    overtaken: int
-
-    @property
-    def payload(self) -> pa.RecordBatch:
-        return joined(self.pieces)
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-
-class DueCounts(NamedTuple):
-    """The numbers of due rows, overtaken and on time, with cancelled rows."""
-
-    overtaken: int
-    on_time: int
-
-
 class _Judged(NamedTuple):
     """Masks of a command's rows: finished or handed out; covered by a tombstone; leaving as copies, moved or
     recalled."""
@@ -108,13 +80,13 @@ class Transaction:
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
-        self._loan = state.loan = RowsOnLoan(state.resident.position)
+        self._loan = state.loan = RowsOnLoan()
         self._changing = Change(state, self._must_be_open)
         self._offset = state.resident.committed.offset
         self._delivered: list[Taken] = []
         """Rows that leave the pending counts at `acknowledge`."""
-        self._output: list[Int64s] = [EMPTY.offset]
-        """Offsets of the rows that were handed out."""
+        self._output: list[Positions] = []
+        """The rows that were handed out."""
         self._copied: list[Int64s] = [EMPTY.offset]
         """Offsets of the rows, handed out or moved, that leave as copies."""
         self._acted = self._loan.acted
@@ -133,14 +105,6 @@ class Transaction:
         self._settled: list[Effect] = []
         """Decided commands."""
 
-    def due(self, until: Position) -> DueCounts:
-        """The number of rows that a `take` up to a position would have, without limits."""
-        with self._changing:
-            resident = self._state.resident
-            resident.overtake(self._loan.position)  # rows that have come since the last take
-            overtaken = resident.overtaken.count_due(until.at_ms, self._end())
-            return DueCounts(overtaken, resident.ready.count_until(min(until, resident.frontier)))
-
     def take(self, until_ms: int, overtaken_max: int, bound: Position, on_time_max: int) -> Taken:
         """At most `overtaken_max` overtaken rows that are due at `until_ms`, and at most `on_time_max` rows up to
         `bound`, which is not later (no row is output before it is due). An empty result means that there are no due
@@ -155,39 +119,66 @@ class Transaction:
         """The rows of one take, and whether no row was due."""
         with self._changing:
             resident = self._state.resident
-            resident.overtake(self._loan.position)
-            end = self._end()
-            overtaken = resident.overtaken.take(until_ms, overtaken_max, end)
-            # O' is the offset of the first overtaken row that is left, else the end of the ingested records.
-            self._offset = min(resident.reachable(), end)
-            due = resident.ready.pop_until(min(bound, resident.frontier), on_time_max)
+            overtaken = resident.overtaken.take(until_ms, overtaken_max, self._end())
+            self._offset = min(resident.reachable(), self._end())
+            due = EMPTY
+            if on_time_max:
+                due = resident.ready.pop_until(min(bound, resident.frontier), on_time_max)
             is_end = not len(due) + len(overtaken)
-            if len(due):
-                self._loan.position = due.last()
-            if len(resident.overtaken) or end < OFFSET_MAX:
-                covered = due.offset < self._offset
-                resident.overtaken.insert(due.where(~covered))
-                due = due.where(covered)
-            resident.gather_near(due, min(end_of(until_ms + GATHERED_AHEAD_MS), resident.frontier))
+            due = self._covered(due)
+            resident.ready.gather_near(due, min(end_of(until_ms + GATHERED_AHEAD_MS), resident.frontier))
             rows = concat([overtaken, due])
             self._loan.taken.append(rows)
             payloads = resident.chunks.payloads(rows.chunk)
             # Later cancels come too late for these rows.
             lookup = self._state.cancels.tombstones.lookup()
         pieces = pieces_of(payloads, rows.chunk, rows.row)
-        cancelled = self._state.cancels.covered(lookup, rows.offset, joined(pieces)) if len(lookup) else None
+        self._output.append(rows)
+        cancelled = self.passed_over(lookup, rows, lambda: joined(pieces))
         first = len(overtaken)
-        if self._decided:
-            acted = np.isin(rows.offset, np.fromiter(self._acted, np.int64, len(self._acted)))
-            cancelled = acted if cancelled is None else acted | cancelled
         if cancelled is not None:
             first = int(np.count_nonzero(~cancelled[: len(overtaken)]))
             rows, pieces = rows[~cancelled], [joined(pieces).filter(pa.array(~cancelled))]
         taken = Taken(at=rows.at, offset=rows.offset, pieces=pieces, overtaken=first)
         self._delivered.append(taken)
-        # A message without a key replaces others by a cancel row, which has the message's own offset.
-        self._output.append(rows.offset[rows.at > AT_MIN])
         return taken, is_end
+
+    def lend(self, due: RowRefs) -> tuple[RowRefs, Lookup | None]:
+        """Take ready rows, which the caller has popped in order of position; it holds the lock. Returns the rows that
+        O' covers, and what `passed_over` needs if a look is necessary."""
+        self._offset = min(self._state.resident.reachable(), self._end())
+        due = self._covered(due)
+        self._loan.taken.append(due)
+        self._output.append(due)
+        tombstones = self._state.cancels.tombstones
+        return due, tombstones.lookup() if tombstones.is_any or self._decided else None
+
+    def _covered(self, due: RowRefs) -> RowRefs:
+        """Move P' to the last of some popped rows; the ones that O' does not cover become overtaken rows. (O' is the
+        offset of the first overtaken row that is left, else the end of the ingested records.)"""
+        resident = self._state.resident
+        if len(due):
+            resident.passed = due.last()
+        if self._offset == resident.end:
+            return due
+        covered = due.offset < self._offset
+        resident.overtaken.insert(due.where(~covered))
+        return due.where(covered)
+
+    def passed_over(self, lookup: Lookup, rows: RowRefs, payload: Callable[[], pa.RecordBatch]) -> Bools | None:
+        """Mask of the rows of the last take that are not handed out: cancelled ones, and those on which a command acts.
+        None: all are."""
+        passed = self._state.cancels.covered(lookup, rows.offset, payload()) if len(lookup) else None
+        if self._decided:
+            acted = np.isin(rows.offset, np.fromiter(self._acted, np.int64, len(self._acted)))
+            passed = acted if passed is None else acted | passed
+        if passed is not None:
+            self._output[-1] = rows[~passed]
+        return passed
+
+    def late(self, until_ms: int) -> int:
+        """The number of overtaken rows that a take would have, without a limit; the caller holds the lock."""
+        return self._state.resident.overtaken.count_due(until_ms, self._end())
 
     def _end(self) -> int:
         """The offset of the first command that is left to a later transaction; the caller holds the lock."""
@@ -293,7 +284,9 @@ class Transaction:
         """Masks of rows: finished or handed out; leaving as copies, moved or recalled."""
         state = self._state
         lookup = state.cancels.tombstones.lookup()
-        gone = state.resident.finished(rows) | np.isin(rows.offset, np.concatenate(self._output))
+        # A message without a key replaces others by a cancel row, which has the message's own offset.
+        output = [each.offset[each.at > AT_MIN] for each in self._output]
+        gone = state.resident.finished(rows) | np.isin(rows.offset, np.concatenate([EMPTY.offset, *output]))
         copied = np.isin(rows.offset, np.concatenate(self._copied))
         return gone, copied | state.cancels.decided(lookup, rows.offset, origin)
 
@@ -404,20 +397,32 @@ class Transaction:
         return not is_live.any() and bool(effect.have(acted).all())
 
     @property
-    def rows(self) -> int:
-        """The number of rows taken, with cancelled ones."""
-        return len(self._loan.rows())
+    def references(self) -> Sequence[RowRefs]:
+        """All rows taken, with cancelled ones."""
+        return self._loan.taken
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows were taken, even if all are cancelled."""
+        return any(map(len, self._loan.taken))
 
     def progress(self) -> Progress:
         """(O', P'), with the frozen steps; it may equal the committed state. Raises Inconsistent."""
         with self._state.lock:
             self._state.must_be_consistent()
-            return self._state.resident.committed.moved(self._offset, self._loan.position)
+            return self._state.resident.committed.moved(self._offset, self._state.resident.passed)
 
     def acknowledge(self) -> None:
         """Finish the rows taken, after a successful commit. Raises Misuse, Inconsistent."""
+        with self._state.lock:
+            self.finish(self.progress())
+            self._state.resident.chunks.release(self._loan.rows().chunk)
+            self._state.changed.notify_all()
+
+    def finish(self, progress: Progress) -> None:
+        """As `acknowledge`, for a caller who holds the lock and releases the chunks. `progress` is committed."""
         with self._changing:
-            progress, state = self.progress(), self._state
+            state = self._state
             state.loan = None
             for timers in self._loan.cancelled:  # a cancel that came too late has counted them out
                 state.pending.add(timers)
@@ -425,8 +430,6 @@ class Transaction:
                 state.pending.remove_rows(taken.at, taken.pieces)
             self._apply()
             state.resident.commit(progress)
-            state.resident.chunks.release(self._loan.rows().chunk)
-            state.changed.notify_all()
 
     def rollback(self) -> None:
         """Make the rows taken pending again, after an abort. Raises Misuse. After a failed change it does nothing, so

@@ -20,8 +20,10 @@ includes it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +33,8 @@ from timerstore.errors import Misuse
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-OFFSET_MAX = (1 << 48) - 1
+OFFSET_BITS = 48
+OFFSET_MAX = (1 << OFFSET_BITS) - 1
 """The bits above it in an int64 are free for the number of a log."""
 AT_MIN = -(1 << 63)
 AT_MAX = (1 << 63) - 1
@@ -58,6 +61,13 @@ class Position:
         if self.offset > 0:
             return Position(self.at_ms, self.offset - 1)
         return Position(self.at_ms - 1, OFFSET_MAX)
+
+
+class RowBound(NamedTuple):
+    """A position whose offset may have the number of a log above it."""
+
+    at_ms: int
+    offset: int
 
 
 ORIGIN = Position(AT_MIN, OFFSET_MAX)
@@ -121,7 +131,8 @@ class Progress:
 
     def moved(self, offset: int, position: Position) -> Progress:
         """The state with new (O, P), without the frozen steps that the current one now includes."""
-        return Progress(offset, position, tuple(step for step in self.frozen if step.position > position))
+        frozen = self.frozen and tuple(step for step in self.frozen if step.position > position)
+        return Progress(offset, position, frozen)
 
     def stepped_back(self, position: Position) -> Progress:
         """The same finished set, with a current step that goes on at `position`, below P."""
@@ -141,7 +152,7 @@ def end_of(at_ms: int) -> Position:
     return Position(at_ms, OFFSET_MAX)
 
 
-def search(at: Int64s, offset: Int64s, bound: Position) -> int:
+def search(at: Int64s, offset: Int64s, bound: Position | RowBound) -> int:
     """The number of rows of sorted (at, offset) that are <= `bound`."""
     if not len(at) or at[0] > bound.at_ms:
         return 0
@@ -176,9 +187,31 @@ def order_by_position(at: Int64s, offset: Int64s) -> npt.NDArray[np.intp]:
     if len(at) < PACKED_ROWS_MIN:
         return np.lexsort((offset, at))
     (at_ms, times), (begin, offsets) = _span(at), _span(offset)
+    key = offset - begin
+    if begin + offsets > OFFSET_MAX + 1:  # of several logs
+        log, offset_in_log = offset >> OFFSET_BITS, offset & OFFSET_MAX
+        (first_log, logs), (begin, offsets) = _span(log), _span(offset_in_log)
+        key, offsets = (log - first_log) * offsets + (offset_in_log - begin), logs * offsets
     if times * offsets > KEY_MAX:
         return np.lexsort((offset, at))
-    return np.argsort((at - at_ms) * offsets + (offset - begin), kind="stable")
+    return np.argsort((at - at_ms) * offsets + key, kind="stable")
+
+
+def grouped(numbers: Int64s) -> tuple[npt.NDArray[np.intp], list[int]]:
+    """The indices of the rows of each number (of a log) in one vector, in their order, and where each number begins;
+    there must be rows."""
+    narrow = numbers.astype(np.int16)  # sorted in linear time
+    order = np.argsort(narrow, kind="stable")
+    narrow = narrow[order]
+    return order, [0, *(np.flatnonzero(narrow[1:] != narrow[:-1]) + 1).tolist()]
+
+
+def groups(numbers: Int64s) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Each number, and the indices of its rows, in their order."""
+    if len(numbers):
+        order, begins = grouped(numbers)
+        for begin, end in pairwise([*begins, len(order)]):
+            yield int(numbers[order[begin]]), order[begin:end]
 
 
 def _span(values: Int64s) -> tuple[int, int]:

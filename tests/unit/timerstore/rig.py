@@ -11,7 +11,8 @@ from tests.unit.timerstore.entries import Record, entries, gather
 from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits
 from timerstore.operations import recovery
-from timerstore.operations.transaction import Taken, Transaction
+from timerstore.operations.state import Taken
+from timerstore.operations.transaction import Transaction
 from timerstore.rows.cuts import Cuts
 from timerstore.rows.position import NOTHING_FINISHED, end_of
 from timerstore.store import TimerStore
@@ -23,8 +24,9 @@ NOW_MS = 1_000_000
 
 def take(transaction: Transaction, until_ms: int, limit: int) -> Taken:
     """Of a store alone: overtaken rows leave half of the room to what is due on time."""
-    due = transaction.due(end_of(until_ms))
-    overtaken = min(due.overtaken, max(limit - due.on_time, (limit + 1) // 2))
+    resident, until = transaction._state.resident, end_of(until_ms)
+    on_time = resident.ready.count_until(min(until, resident.frontier))
+    overtaken = min(transaction.late(until_ms), max(limit - on_time, (limit + 1) // 2))
     return transaction.take(until_ms, overtaken, end_of(until_ms), limit - overtaken)
 
 

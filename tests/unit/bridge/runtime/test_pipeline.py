@@ -42,7 +42,7 @@ from timerstore.disk import checkpoint, files
 from timerstore.disk.checkpoint import Identity
 from timerstore.errors import Corrupt, Inconsistent
 from timerstore.limits import DAY_MS
-from timerstore.memory.resident import Resident
+from timerstore.memory.memory import Memory
 
 FAR_MS = NOW_MS + 36_000_000
 PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False)
@@ -670,7 +670,7 @@ def test_a_store_that_failed_half_way_is_closed_as_it_is(rig: Rig, monkeypatch: 
     rig.produce(ORDERS, FAR_MS)
     rig.stores = bench.store
     with monkeypatch.context() as patch:
-        patch.setattr(Resident, "take_in", mock.Mock(side_effect=MemoryError))
+        patch.setattr(Memory, "take_in", mock.Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             rig.ingest()
     with suppress(Inconsistent):

@@ -16,11 +16,14 @@ from bridge.stores.stores import TRANSITIONS, Life
 from dev.harness.waiting import wait_until
 from tests.model.stores import State, batch
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, RETRY, Rig
-from tests.unit.timerstore.entries import Record
-from timerstore.errors import Closed, DiskFull, Misuse
+from tests.unit.timerstore.entries import Record, gather
+from timerstore.errors import Closed, Corrupt, DiskFailure, DiskFull, Misuse
 from timerstore.limits import Limits
+from timerstore.memory import memory
+from timerstore.operations import recovery
 from timerstore.operations.find import FoundPage
-from timerstore.rows.position import AT_MIN
+from timerstore.operations.transaction import Transaction
+from timerstore.rows.position import AT_MIN, Progress
 from timerstore.store import TimerStore
 
 FAR_MS = NOW_MS + 36_000_000
@@ -223,7 +226,7 @@ def test_partitions_that_could_not_be_opened_take_no_room(tmp_path: Path) -> Non
     """Each attempt opens all again; the stores that it has opened before a full disk are closed."""
     rig = Rig(tmp_path)
     rig.stores.close_partitions([BILLS, RETRY])
-    ready = rig.stores._budgets.ready
+    ready = rig.stores.memory.budgets.ready
     guaranteed = ready.guaranteed
     opened: list[Any] = [TimerStore.open, mock.Mock(side_effect=DiskFull("full", hint="", code="DB-3028"))]
     with (
@@ -232,6 +235,70 @@ def test_partitions_that_could_not_be_opened_take_no_room(tmp_path: Path) -> Non
     ):
         rig.stores.coming({BILLS: State(), RETRY: State()}, {}, {})
     assert not opened and ready.guaranteed == guaranteed
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_an_index_that_could_not_be_read_takes_no_room(tmp_path: Path, is_damaged: bool) -> None:
+    """The next attempt, or the rebuild after damage, makes a new store; the other stores keep their part."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.produce(BILLS, NOW_MS + 900_000)
+    rig.ingest()
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    guaranteed = rig.stores.memory.budgets.ready.guaranteed
+    rig.stores.close_partitions([BILLS])
+    [segment] = (tmp_path / "delay" / "1").glob("*.parquet")
+    failure = Corrupt("", path=str(segment)) if is_damaged else DiskFailure("", hint="", code="DB-3025")
+    coming = {BILLS: rig.states[BILLS]}
+    with mock.patch.object(recovery, "covered_in", mock.Mock(side_effect=[failure, []])):
+        if not is_damaged:
+            with pytest.raises(DiskFailure):
+                rig.stores.coming(coming, {}, {})
+        rig.stores.coming(coming, {}, {})
+    assert rig.stores.memory.budgets.ready.guaranteed == guaranteed
+
+
+@pytest.mark.fault("a flush or a search at the end of a transaction")
+def test_a_transaction_ends_in_all_stores_at_once(tmp_path: Path) -> None:
+    """No other thread meets its rows without their payloads, which may be those of other rows by then."""
+    rig = Rig(tmp_path)
+    rig.load()
+    for name in (ORDERS, BILLS):
+        rig.produce(name, *[NOW_MS] * 4)
+    rig.ingest()
+    loan = rig.stores.begin(NOW_MS)
+    assert len(rig.take(loan, NOW_MS, 100)) == 8
+    finish, came_in, lock = Transaction.finish, list[bool](), rig.stores.memory.lock
+
+    def come_in() -> None:
+        came_in.append(lock.acquire(blocking=False))
+        if came_in[-1]:
+            lock.release()
+
+    def finished(transaction: Transaction, progress: Progress) -> None:
+        other = threading.Thread(target=come_in)
+        other.start()
+        other.join()
+        finish(transaction, progress)
+
+    with mock.patch.object(Transaction, "finish", finished):
+        rig.commit(loan)
+    assert came_in == [False, False]
+
+
+def test_a_cancel_that_comes_too_late_leaves_the_counts_of_targets_right(tmp_path: Path) -> None:
+    """Its message is counted out when the cancel is read, and delivered all the same."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.logs[ORDERS] += [Record(*ORDERS, 0, NOW_MS, id="a", target="A"), Record(*ORDERS, 1, FAR_MS, target="B")]
+    rig.ingest()
+    loan = rig.stores.begin(NOW_MS)
+    assert rig.take(loan, NOW_MS, 10)
+    rig.logs[ORDERS].append(Record(*ORDERS, 2, None, id="a", cancels=True))
+    rig.ingest()
+    rig.commit(loan)
+    assert rig.stores.stats().pending_by_target == {"B": 1}
 
 
 @pytest.mark.fault("a partition with few rows beside large ones of others, held for hours")
@@ -245,5 +312,94 @@ def test_rows_keep_no_memory_of_other_partitions(tmp_path: Path) -> None:
         rows = [*(replace(record, offset=16 * i + j) for j in range(16)), Record(*BILLS, i, NOW_MS + 10_000)]
         rig.stores.append(batch(rows), {ORDERS: 16 * i + 16, BILLS: i + 1}, NOW_MS)
         assert rig.stores.stats().ready_rows == 17 * (i + 1)
-    assert sum(each.get_total_buffer_size() for each in bills.resident.chunks.all().values()) < 1 << 16
     assert sum(view.resident.ready.bytes for view in rig.stores.views()) > 4 << 20
+    rig.stores.close_partitions([ORDERS])
+    assert len(bills.resident.ready) == 4
+    assert sum(each.get_total_buffer_size() for each in rig.stores.memory.chunks.all().values()) < 1 << 16
+
+
+@pytest.mark.fault("a partition that leaves while it shares batches with others, or while its window is read")
+def test_a_closed_partition_keeps_no_memory(tmp_path: Path) -> None:
+    """A batch is one chunk of all its partitions. The chunk goes with the rows of the last one."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.produce(BILLS, NOW_MS + 900_000)
+    rig.ingest()
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    loading = rig.stores.next_loading(NOW_MS + 890_000)
+    assert loading is not None
+    for name in (ORDERS, BILLS, RETRY):
+        rig.produce(name, NOW_MS + 10, NOW_MS + 910_000)
+    rig.ingest()
+    assert len(rig.stores.memory.chunks) == 1
+    rig.stores.close_partitions([ORDERS, BILLS])
+    rig.stores.admit(loading, gather(loading.window))
+    chunks = rig.stores.memory.chunks
+    assert chunks._live[list(chunks._payload)].sum() == 2
+    assert rig.deliver(NOW_MS + 10) == [(NOW_MS + 10, RETRY, 0)]
+    rig.stores.flush(NOW_MS + 10)
+    assert not len(rig.stores.memory.chunks) and rig.stores.stats().physical_bytes == 0
+
+
+def test_the_rest_of_many_batches_is_copied_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step is bounded. Until none is left, the flush of each partition copies more, without a pause."""
+    rig = Rig(tmp_path, limits=Limits(repacked_bytes=1))
+    monkeypatch.setattr(memory, "REPACKED_ROWS_MAX", 2)
+    rig.load()
+    for _ in range(5):
+        rig.produce(ORDERS, *[NOW_MS] * 9, NOW_MS + 10_000)
+        rig.ingest()
+    rig.deliver()
+    rig.stores.flush(NOW_MS)
+    copies = rig.stores.memory.chunks.all().values()
+    assert sorted(map(len, copies)) == [1, 2, 2]
+
+
+@pytest.mark.parametrize("due_ms", [10, 900_000], ids=["soon", "later"])
+def test_the_parts_of_a_batch_come_to_each_store(tmp_path: Path, due_ms: int) -> None:
+    """Also if one is held, has read some rows before, or has passed their time. Each row is delivered once."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.produce(ORDERS, NOW_MS + 5)
+    rig.ingest()
+    rig.deliver(NOW_MS + 5)
+    rig.stores.hold_named([RETRY])
+    for name in (ORDERS, BILLS, RETRY):
+        rig.produce(name, NOW_MS + due_ms, NOW_MS + 3, NOW_MS + 1_000_000)
+    whole = batch([*rig.logs[ORDERS], *rig.logs[BILLS], *rig.logs[RETRY]])
+    ends = {name: len(log) for name, log in rig.logs.items()}
+    assert rig.stores.append(whole, ends, NOW_MS) == 9
+    assert rig.stores.append(whole, ends, NOW_MS) == 0
+    assert [view.resident.ready.bytes > 0 for view in rig.stores.views()] == [due_ms == 10, True, True]
+    rig.stores.hold_named([])
+    expected = sorted((r.at_ms, name, r.offset) for name, log in rig.logs.items() for r in log)
+    seen: list[tuple[int, tuple[str, int], int]] = [(NOW_MS + 5, ORDERS, 0)]
+    for until_ms in (NOW_MS + 5, NOW_MS + 900_000, NOW_MS + 1_000_000):
+        rig.load(until_ms)
+        while taken := rig.deliver(until_ms):
+            seen += taken
+    assert sorted(seen) == expected
+    assert rig.stores.stats().pending == 0 and not len(rig.stores.memory.chunks)
+
+
+def test_later_cancels_find_the_messages_of_a_batch_by_their_ids(tmp_path: Path) -> None:
+    """In each partition its own: the counts fall when the cancel is read, and the message is not delivered."""
+    rig = Rig(tmp_path)
+    rig.load()
+    for name in (ORDERS, BILLS, RETRY):
+        rig.logs[name] += [
+            Record(*name, offset, due_ms, id=id)
+            for offset, (due_ms, id) in enumerate([(NOW_MS + 10, "b"), (NOW_MS + 900_000, "a"), (NOW_MS + 10, None)])
+        ]
+    rig.ingest()
+    assert len(rig.stores.memory.chunks) == 1 and rig.stores.stats().pending == 9
+    rig.logs[ORDERS].append(Record(*ORDERS, 3, None, id="a", cancels=True))
+    rig.logs[BILLS].append(Record(*BILLS, 3, None, id="b", cancels=True))
+    rig.ingest()
+    assert rig.stores.stats().pending == 7
+    rig.logs[BILLS].append(Record(*BILLS, 4, NOW_MS + 10, id="b"))
+    rig.ingest()
+    delivered = {(name, offset) for at_ms, name, offset in rig.deliver(NOW_MS + 10) if at_ms > 0}
+    assert delivered == {(ORDERS, 0), (ORDERS, 2), (BILLS, 2), (BILLS, 4), (RETRY, 0), (RETRY, 2)}
+    assert rig.stores.stats().pending == 2

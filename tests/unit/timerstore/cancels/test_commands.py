@@ -29,7 +29,8 @@ from timerstore.clock import SystemClock
 from timerstore.errors import Closed
 from timerstore.operations import transaction as operations_transaction
 from timerstore.operations.find import PENDING, LogQuery, PendingState
-from timerstore.operations.transaction import Taken, Transaction
+from timerstore.operations.state import Taken
+from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import PAYLOAD, Kind
 from timerstore.rows.position import AT_MIN
 

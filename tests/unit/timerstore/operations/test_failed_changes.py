@@ -12,6 +12,7 @@ from tests.unit.timerstore.rig import NOW_MS, Rig
 from tests.unit.timerstore.rig import take as take_from
 from timerstore.errors import Inconsistent
 from timerstore.memory.resident import Resident
+from timerstore.memory.sorted_runs import SortedRuns
 
 SOON_MS, FAR_MS = NOW_MS + 20_000, NOW_MS + 900_000
 
@@ -57,7 +58,7 @@ def flush(rig: Rig) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Rig], None], type, str]] = {
     "a batch is taken in": (ingest, Resident, "take_in"),
-    "rows are taken": (take, Resident, "gather_near"),
+    "rows are taken": (take, SortedRuns, "gather_near"),
     "rows are put back": (take, Resident, "place"),
     "a commit is known": (acknowledge, Resident, "commit"),
     "a window is admitted": (admit, Resident, "add"),
