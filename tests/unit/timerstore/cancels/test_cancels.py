@@ -327,7 +327,6 @@ class TestExpiry:
         rig.open(later_ms)
         assert self.age(rig, later_ms) == 0
 
-    @pytest.mark.fault("a cancel of a message that is due in a year")
     def test_one_that_lasts_keeps_no_others(self, rig: Rig) -> None:
         """It stays alone. Its file is written again once half of it has expired, and not before."""
         far_ms = NOW_MS + 300 * DAY_MS
