@@ -96,7 +96,7 @@ def must_hold_what_is_pending(
     gone, lasting = [], []
     for name in sorted(offsets.keys() & spare_ms.keys()):
         spare, end = spare_ms[name], marks[name].end
-        recent = cluster.first_after([name], now_ms - max(0, spare))[name]
+        recent = cluster.first_after([name], max(0, now_ms - max(0, spare)))[name]
         is_down = offsets[name] < (end if recent is None else recent)
         is_short = spare <= 0 and _begins_after(cluster, name, now_ms - widest_ms[name])
         gone += [name] * (is_down or is_short)
@@ -112,7 +112,7 @@ def must_hold_what_is_pending(
 
 def _begins_after(cluster: Cluster, name: SourceName, time_ms: int) -> bool:
     """Whether a log has no record from before this time."""
-    return cluster.first_after([name], 0) == cluster.first_after([name], time_ms)
+    return cluster.first_after([name], 0) == cluster.first_after([name], max(0, time_ms))
 
 
 def must_hold_what_is_gone(

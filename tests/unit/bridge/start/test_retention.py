@@ -267,6 +267,7 @@ class Log:
         self.start_ms = start_ms
 
     def first_after(self, partitions: list[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int | None]:
+        assert timestamp_ms >= 0, "brokers take negative times for other questions"
         first_ms = max(timestamp_ms, self.start_ms)
         return dict.fromkeys(partitions, first_ms // 1000 if first_ms <= self.end_ms else None)
 
@@ -291,6 +292,7 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
     with pytest.raises(StateError, match="local index does not cover them"):
         start(9_900, spare_ms=200_000, now_ms=90_000_000)
     start(10_001, spare_ms=200_000, now_ms=90_000_000)
+    start(500, spare_ms=2**62, now_ms=90_000_000)
     assert noted == [[ORDERS], [ORDERS]]
     with pytest.raises(StateError):  # the retention was lowered: that is no downtime
         start(10_000, spare_ms=-1, now_ms=10_000_001)
