@@ -188,6 +188,22 @@ def test_pending_messages_without_a_record_are_an_alarm_and_not_the_end(bench: B
     assert (bench.guard.trimmed, bench.guard.alarms(), bench.guard.gone) == ({DELAY: 0}, (), {ORDERS: 0})
 
 
+@pytest.mark.fault("a retention too short, and a segment with deleted and remaining records")
+def test_a_mark_is_not_late_by_a_segment_while_the_retention_is_too_short(bench: Bench) -> None:
+    """Then any row below the log's start may be pending: without the mark, another instance would go on without this
+    index, and this one would remove it."""
+    bench.rig.produce(ORDERS, FAR, FAR + 1)
+    bench.rig.ingest()
+    bench.rig.deliver()
+    bench.rig.stores.flush(NOW_MS)
+    bench.rig.reopen()
+    trimmed = {ORDERS: Watermarks(start=1, end=10)}
+    bench.look(5 * HOUR, trimmed)
+    assert bench.guard.gone == {}, "the last row of the segment is still there, and the retention is long enough"
+    assert "unfinished-records-deleted" in bench.look(HOUR, trimmed)
+    assert bench.guard.gone == {ORDERS: 1} and bench.guard.trimmed == {DELAY: 1}
+
+
 def test_what_is_gone_is_known_after_a_start(bench: Bench) -> None:
     """From the committed states, though the log alone would not tell."""
     bench.rig.produce(ORDERS, FAR, FAR + 1)
