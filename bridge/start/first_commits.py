@@ -35,6 +35,7 @@ from bridge.wire.committed_state import (
     largest_roll_window_ms,
     merged,
     widest_deleted_ms,
+    without_deleted,
 )
 from bridge.wire.decode_epochs import DecodeParameters
 
@@ -187,8 +188,9 @@ def _plan(
     facts: StartFacts, states: Mapping[SourceName, CommittedState], marks: Mapping[SourceName, Watermarks]
 ) -> StartPlan:
     windows = {}
+    in_log = {name: without_deleted(state.epochs, marks[name].start + 1) for name, state in states.items()}
     for topic, parameters in facts.parameters.items():
-        largest_ms = largest_roll_window_ms(state for (name, _), state in states.items() if name == topic)
+        largest_ms = largest_roll_window_ms(epochs for (name, _), epochs in in_log.items() if name == topic)
         windows[topic] = Windows(current_ms=parameters.roll_window_ms, largest_ms=largest_ms)
     covered = facts.covered
     gives_up = {

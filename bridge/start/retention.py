@@ -96,7 +96,7 @@ def must_hold_what_is_pending(
     gone, lasting = [], []
     for name in sorted(offsets.keys() & spare_ms.keys()):
         spare, end = spare_ms[name], marks[name].end
-        recent = cluster.first_after([name], now_ms - max(0, spare))[name]
+        recent = cluster.first_after([name], max(0, now_ms - max(0, spare)))[name]
         is_down = offsets[name] < (end if recent is None else recent)
         is_short = spare <= 0 and _begins_after(cluster, name, now_ms - widest_ms[name])
         gone += [name] * (is_down or is_short)
@@ -112,7 +112,7 @@ def must_hold_what_is_pending(
 
 def _begins_after(cluster: Cluster, name: SourceName, time_ms: int) -> bool:
     """Whether a log has no record from before this time."""
-    return cluster.first_after([name], 0) == cluster.first_after([name], time_ms)
+    return cluster.first_after([name], 0) == cluster.first_after([name], max(0, time_ms))
 
 
 def must_hold_what_is_gone(
@@ -293,7 +293,8 @@ class RetentionGuard:
         places = store.trimmed(starts)
         self._in_memory = [name for name, place in places.items() if place.is_unstored]
         self.must_flush = any(place.can_flush for place in places.values())
-        self.gone = self._gone(store, starts, places)
+        short = {name: start for name, start in starts.items() if headroom_s.get(name[0], 0.0) < 0}
+        self.gone = self._gone(store, starts, {*places, *store.may_hold_below(short)})
         trimmed = sorted({*places, *(name for name, bound in self.gone.items() if bound)})
         for topic, _ in trimmed:
             gone[topic] += 1
@@ -312,7 +313,9 @@ class RetentionGuard:
     def _gone(
         self, store: Stores, starts: Mapping[SourceName, int], places: Collection[SourceName]
     ) -> dict[SourceName, int]:
-        """Update the offsets below which records are gone; a bound stays until no message below it can be pending."""
+        """Update the offsets below which records are gone, for `places`; a bound stays until no message below it can be
+        pending. (`Stores.trimmed` may find them late by a segment's length. While the retention is too short, any row
+        that may be pending is one.)"""
         bounds = {name: starts[name] if name in places else bound for name, bound in self.gone.items()}
         bounds |= {name: starts[name] for name in places}
         kept = store.may_hold_below(bounds)

@@ -491,6 +491,6 @@ def initial_state(
     )
 
 
-def largest_roll_window_ms(states: Iterable[CommittedState]) -> int:
-    """The largest roll window of any decoded record, in ms (0 for no states)."""
-    return max((b.parameters.roll_window_ms for state in states for b in state.epochs), default=0)
+def largest_roll_window_ms(partitions: Iterable[DecodeEpochs]) -> int:
+    """The largest roll window of any epoch, in ms (0 for no partitions)."""
+    return max((each.parameters.roll_window_ms for epochs in partitions for each in epochs), default=0)

@@ -10,11 +10,14 @@ logarithmic number of times, and a look-up asks few runs. A merge keeps a key's 
 key may be in several runs. A file may also have tombstones from above the checkpoint's offset: the cancels are read
 from Kafka again, and make the same tombstones.
 
-A merge drops expired tombstones (`Cancels.expired_before_ms` has the condition).
+A merge drops expired tombstones (`Cancels.expired_before_ms` has the condition). It also takes in each file that has
+mostly expired, however large it is: so a late one keeps no file of others, and each is written again once for another
+one that goes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -34,6 +37,8 @@ from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s
 SCHEMA: Final = {"hi": "<u8", "lo": "<u8", "offset": "<i8", "expire_ms": "<i8"}
 MERGE_STEP_ROWS: Final = 32_768
 """A merge of files holds this many rows of each in memory."""
+
+HOUR_MS: Final = 3_600_000
 
 NONE: Final = -1
 """The offset without a tombstone."""
@@ -87,7 +92,8 @@ class TombstoneFile:
         self.file = file
         self.named = NamedFile(name=file.path.name, bytes=file.bytes, crc=file.crc)
         self.highest = Highest(*file.note["highest"])
-        self.expire_ms_max: int = file.note["expire_ms_max"]
+        self.half_expires_ms: int = file.note.get("half_expires_ms", file.note["expire_ms_max"])
+        """Half of it or more expires before this time (all of it, in a file of an earlier version)."""
 
     def __len__(self) -> int:
         return len(self.file)
@@ -191,12 +197,12 @@ class Tombstones:
 
     def merge(self, expired_before_ms: int) -> TombstoneMerge | None:
         """The next merge: all tombstones in memory, which are frozen (later ones are kept apart), the newest files
-        that are not much larger, and all expired files. None: there is no tombstone to merge."""
+        that are not much larger, and all mostly expired files. None: there is no tombstone to merge."""
         self._frozen, self._memory = (*self._frozen, *self._memory), ()
         absorbed, rows, is_growing = [], sum(map(len, self._frozen)), True
         for file in reversed(self._files):
             is_growing = is_growing and len(file) < 2 * rows
-            if is_growing or file.expire_ms_max < expired_before_ms:
+            if is_growing or file.half_expires_ms < expired_before_ms:
                 absorbed.append(file)
                 rows += len(file)
         if not rows:
@@ -273,17 +279,20 @@ def write(path: Path, merge: TombstoneMerge) -> TombstoneFile | None:
 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
-    highest, expire_ms_max = Highest(), 0
+    highest, expire_ms_max, hours = Highest(), 0, Counter[int]()
 
     def pieces() -> Iterator[dict[str, npt.NDArray[Any]]]:
         nonlocal highest, expire_ms_max
         for piece in merge.pieces():
             if len(piece):
                 highest, expire_ms_max = highest.raised(piece), max(expire_ms_max, int(piece.expire_ms.max()))
+                found, counts = np.unique(piece.expire_ms // HOUR_MS, return_counts=True)
+                hours.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
                 yield {"hi": piece.keys.hi, "lo": piece.keys.lo, "offset": piece.offset, "expire_ms": piece.expire_ms}
 
     def note() -> dict[str, Any]:
-        return {"highest": astuple(highest), "expire_ms_max": expire_ms_max}
+        half_ms = min(expire_ms_max, _half(hours) * HOUR_MS)
+        return {"highest": astuple(highest), "expire_ms_max": expire_ms_max, "half_expires_ms": half_ms}
 
     columns.write(path, SCHEMA, sum(map(len, merge.runs)) + sum(map(len, merge.absorbed)), pieces(), note)
     written = columns.read(path)
@@ -293,6 +302,13 @@ def write(path: Path, merge: TombstoneMerge) -> TombstoneFile | None:
         return TombstoneFile(written)
     files.remove(path)
     return None
+
+
+def _half(counts: Counter[int]) -> int:
+    """The lowest number with at least half of the counts below it."""
+    numbers = sorted(counts)
+    below = np.cumsum([counts[number] for number in numbers])
+    return numbers[int(np.searchsorted(below, (below[-1] + 1) // 2))] + 1 if numbers else 0
 
 
 def read(path: Path, expected: NamedFile) -> TombstoneFile:

@@ -162,6 +162,8 @@ def test_spare_time_is_counted_from_the_largest_window_of_a_deleted_record(
         limits = {"d": TopicLimits(retention_ms=retention_ms)}
         found = plan(facts(topic(log), {0: replace(state(9, 1), epochs=epochs)}, limits=limits))
         assert found.widest_ms == {("d", 0): deleted}
+        in_log = windows_ms if log[0] < 5 else windows_ms[1:] if log[0] < 9 else ()
+        assert found.windows["d"].largest_ms == max(PARAMETERS.roll_window_ms, *in_log, 0)
         if log[0] == 5:
             assert found.spare_ms == ({} if spare_ms is None else {("d", 0): spare_ms})
 

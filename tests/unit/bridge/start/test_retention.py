@@ -188,6 +188,22 @@ def test_pending_messages_without_a_record_are_an_alarm_and_not_the_end(bench: B
     assert (bench.guard.trimmed, bench.guard.alarms(), bench.guard.gone) == ({DELAY: 0}, (), {ORDERS: 0})
 
 
+@pytest.mark.fault("a retention too short, and a segment with deleted and remaining records")
+def test_a_mark_is_not_late_by_a_segment_while_the_retention_is_too_short(bench: Bench) -> None:
+    """Then any row below the log's start may be pending: without the mark, another instance would go on without this
+    index, and this one would remove it."""
+    bench.rig.produce(ORDERS, FAR, FAR + 1)
+    bench.rig.ingest()
+    bench.rig.deliver()
+    bench.rig.stores.flush(NOW_MS)
+    bench.rig.reopen()
+    trimmed = {ORDERS: Watermarks(start=1, end=10)}
+    bench.look(5 * HOUR, trimmed)
+    assert bench.guard.gone == {}, "the last row of the segment is still there, and the retention is long enough"
+    assert "unfinished-records-deleted" in bench.look(HOUR, trimmed)
+    assert bench.guard.gone == {ORDERS: 1} and bench.guard.trimmed == {DELAY: 1}
+
+
 def test_what_is_gone_is_known_after_a_start(bench: Bench) -> None:
     """From the committed states, though the log alone would not tell."""
     bench.rig.produce(ORDERS, FAR, FAR + 1)
@@ -267,6 +283,7 @@ class Log:
         self.start_ms = start_ms
 
     def first_after(self, partitions: list[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int | None]:
+        assert timestamp_ms >= 0, "brokers take negative times for other questions"
         first_ms = max(timestamp_ms, self.start_ms)
         return dict.fromkeys(partitions, first_ms // 1000 if first_ms <= self.end_ms else None)
 
@@ -291,6 +308,7 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
     with pytest.raises(StateError, match="local index does not cover them"):
         start(9_900, spare_ms=200_000, now_ms=90_000_000)
     start(10_001, spare_ms=200_000, now_ms=90_000_000)
+    start(500, spare_ms=2**62, now_ms=90_000_000)
     assert noted == [[ORDERS], [ORDERS]]
     with pytest.raises(StateError):  # the retention was lowered: that is no downtime
         start(10_000, spare_ms=-1, now_ms=10_000_001)

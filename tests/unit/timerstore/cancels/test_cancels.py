@@ -327,6 +327,24 @@ class TestExpiry:
         rig.open(later_ms)
         assert self.age(rig, later_ms) == 0
 
+    def test_one_that_lasts_keeps_no_others(self, rig: Rig) -> None:
+        """It stays alone. Its file is written again once half of it has expired, and not before."""
+        far_ms = NOW_MS + 300 * DAY_MS
+        send(rig, far_ms, "far")
+        for number in range(100):
+            cancel(rig, f"{number}")
+        cancel(rig, "far")
+        rig.ingest()
+        assert self.age(rig, NOW_MS) == 101
+        [before] = rig.directory.glob(f"*{files.TOMBSTONES_SUFFIX}")
+        assert self.age(rig, NOW_MS + self.KEEP_MS) == 101
+        assert [before] == [*rig.directory.glob(f"*{files.TOMBSTONES_SUFFIX}")]
+        assert self.age(rig, NOW_MS + self.KEEP_MS + 3_600_000) == 1
+        rig.reopen()
+        assert rig.store.stats().pending == 0
+        assert self.age(rig, far_ms - 1) == 1
+        assert delivered(rig, far_ms) == [] and self.age(rig, far_ms + 1) == 0
+
     @pytest.mark.parametrize("where", ["memory", "segment", "copy", "late"])
     def test_it_outlives_what_it_covers(self, rig: Rig, where: str) -> None:
         """However long a covered timer waits, and wherever."""
