@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from timerstore.errors import Misuse
 from timerstore.limits import DEFAULTS, Limits
 from timerstore.memory.memory import Memory
+from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations import recovery, stats
 from timerstore.operations.export import Export, export
 from timerstore.operations.find import (
@@ -203,13 +204,13 @@ class TimerStore:
                 pending += pc.sum(pc.greater_equal(batch.column("offset"), offset)).as_py() or 0
         return pending
 
-    def trimmed(self, log_start: int) -> Trimmed:
-        """Unfinished rows that this store alone has, because the log begins at `log_start` only."""
-        return stats.trimmed(self.state, log_start)
+    def trimmed(self, log_start: int, merged: RowRefs | None = None) -> Trimmed:
+        """Unfinished rows that this store alone has, because the log begins at `log_start` only; see there."""
+        return stats.trimmed(self.state, log_start, merged)
 
-    def may_hold_below(self, bound: int) -> bool:
-        """Whether rows below an offset may be unfinished."""
-        return stats.may_hold_below(self.state, bound)
+    def may_hold_below(self, bound: int, merged: RowRefs | None = None) -> bool:
+        """Whether rows below an offset may be unfinished; see `stats.may_hold_below`."""
+        return stats.may_hold_below(self.state, bound, merged)
 
     def close_intake(self) -> None:
         """Take in no more rows: `append` raises Closed, even while it waits. Delivery and flushes go on."""
@@ -222,5 +223,5 @@ class TimerStore:
         with self.state.lock:
             self.state.is_closed = True
             self.state.budgets.leave(self.state)
-            self.state.memory.leave(self.state.log, self.state.resident)
+            self.state.memory.leave(self.state)
             self.state.changed.notify_all()

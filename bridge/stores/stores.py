@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -44,10 +44,13 @@ from bridge.stores.upkeep import Upkeep
 from timerstore.errors import Closed, Corrupt, Misuse
 from timerstore.limits import Limits
 from timerstore.memory.memory import Memory
+from timerstore.memory.sorted_runs import EMPTY, RowRefs
 from timerstore.operations.find import ORIGINALS_MAX, ROWS_MAX, SCANNED_ROWS_MAX, Count
 from timerstore.operations.stats import Stats, Trimmed
 from timerstore.rows.position import AT_MIN, Progress
 from timerstore.store import TimerStore
+
+T = TypeVar("T")
 
 
 class Life(Enum):
@@ -430,14 +433,21 @@ class Stores:
 
     def trimmed(self, log_starts: Mapping[SourceName, int]) -> dict[SourceName, Trimmed]:
         """The partitions with unfinished rows that only their stores have, because the records are gone from Kafka."""
-        here = self._entries
-        found = {n: here[n].store.trimmed(start) for n, start in log_starts.items() if n in here}
+        found = self._below(log_starts, TimerStore.trimmed)
         return {name: each for name, each in found.items() if each.is_any}
 
     def may_hold_below(self, bounds: Mapping[SourceName, int]) -> set[SourceName]:
         """The partitions in which rows below these offsets may be unfinished."""
-        here = self._entries
-        return {name for name, bound in bounds.items() if name in here and here[name].store.may_hold_below(bound)}
+        return {name for name, is_any in self._below(bounds, TimerStore.may_hold_below).items() if is_any}
+
+    def _below(
+        self, bounds: Mapping[SourceName, int], look: Callable[[TimerStore, int, RowRefs], T]
+    ) -> dict[SourceName, T]:
+        """A look below an offset of each open partition; one pass over merged rows serves all."""
+        here = [(entry, bounds[name]) for name, entry in self._entries.items() if name in bounds]
+        with self.memory.lock:
+            merged = self.memory.merged.below({entry.lender.source: bound for entry, bound in here})
+            return {e.name: look(e.store, bound, merged.get(e.lender.source, EMPTY)) for e, bound in here}
 
     def _must_be_known(self, after: NamedPosition | None) -> None:
         if after is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -31,6 +31,19 @@ REPACKED_ROWS_MAX: Final = 1 << 16
 """The limit of one step, which holds the lock."""
 
 
+class Holder(Protocol):
+    """A store; the methods need the lock. `log` is its number in the order of the logs."""
+
+    log: int
+    resident: Resident
+
+    def is_full(self) -> bool:
+        """Whether it has no room for ready rows."""
+
+    def retreat(self) -> None:
+        """Keep fewer ready rows, none of which is merged."""
+
+
 class Memory:
     """See the module. The lock guards all of it."""
 
@@ -44,7 +57,7 @@ class Memory:
         self.budgets = Budgets(limits)
         self.failed_change: BaseException | None = None
         """The error that ended a change of several stores half-way."""
-        self._residents: dict[int, Resident] = {}
+        self._stores: dict[int, Holder] = {}
         self._repacked_ms = 0
 
     @contextmanager
@@ -68,10 +81,19 @@ class Memory:
                 code="DB-7005",
             ) from failed
 
-    def join(self, log: int, resident: Resident) -> None:
-        """Add a store's rows. `log` is its number in the order of the logs."""
+    def join(self, store: Holder) -> None:
+        """Add a store."""
         with self.lock:
-            self._residents[log] = resident
+            self._stores[store.log] = store
+
+    def bound_ready_rows(self) -> None:
+        """Have all stores without room for ready rows keep fewer. They share the room, and run out of it together: one
+        pass over the merged rows serves all."""
+        with self.changing():
+            full = [store for store in self._stores.values() if store.is_full()]
+            self.merged.give_back(store.resident.ready for store in full)
+            for store in full:
+                store.retreat()
 
     def take_in(self, batch: MergedBatch, parts: Sequence[tuple[Resident, LogPart, int]]) -> int:
         """Take in parts of a batch as one chunk. The first rows of each part, as many as is given, come to the merged
@@ -96,11 +118,12 @@ class Memory:
         self.uncounted.add(every.offset >> OFFSET_BITS, every.at, batch.payload, left_out)
         return count
 
-    def leave(self, log: int, resident: Resident) -> None:
+    def leave(self, store: Holder) -> None:
         """Drop the rows of a closed store."""
-        if self._residents.get(log) is resident:
-            del self._residents[log]
-            self.uncounted.leave(log)
+        resident = store.resident
+        if self._stores.get(store.log) is store:
+            del self._stores[store.log]
+            self.uncounted.leave(store.log)
             self.merged.give_back([resident.ready])
             for rows in (concat(resident.ready.pop_own()), resident.memtable.pop_all(), resident.overtaken.pop_all()):
                 self.chunks.release(rows.chunk)
@@ -113,7 +136,10 @@ class Memory:
         """
         if 0 <= now_ms - self._repacked_ms < every_ms:
             return 0
-        holders = [self.merged, *(own for each in self._residents.values() for own in (each.ready, each.memtable))]
+        holders = [
+            self.merged,
+            *(own for each in self._stores.values() for own in (each.resident.ready, each.resident.memtable)),
+        ]
         referenced: Int64s = np.zeros(len(self.chunks.row_bytes), np.int64)
         for run in (run for holder in holders for run in holder.own_runs()):
             referenced += np.bincount(run.chunk, minlength=len(referenced))

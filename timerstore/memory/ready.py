@@ -14,7 +14,7 @@ offset, in one integer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,19 @@ class MergedRows(SortedRuns):
 
     def __init__(self, chunks: Chunks) -> None:
         super().__init__(chunks)
-        self._bytes_of: dict[int, int] = {}
-        """By log, without zeros."""
+        self._size_of: dict[int, tuple[int, int]] = {}
+        """(Rows, bytes) by log, without zeros."""
 
-    def bytes_of(self, log: int) -> int:
-        """The size of a log's rows."""
-        return self._bytes_of.get(log, 0)
+    def size_of(self, log: int) -> tuple[int, int]:
+        """The number of a log's rows, and their bytes."""
+        return self._size_of.get(log, (0, 0))
+
+    def below(self, offsets: Mapping[int, int]) -> dict[int, RowRefs]:
+        """By log, its rows below its offset; by one pass over the rows of all logs."""
+        bound: Int64s = np.zeros(max((*offsets, *self._size_of), default=-1) + 1, np.int64)
+        bound[[*offsets]] = [*offsets.values()]
+        rows = concat([run[(run.offset & OFFSET_MAX) < bound[run.offset >> OFFSET_BITS]] for run in self._runs])
+        return {log: plain(rows[mine]) for log, mine in groups(rows.offset >> OFFSET_BITS)}
 
     def insert(self, rows: RowRefs) -> None:
         super().insert(rows)
@@ -54,7 +61,7 @@ class MergedRows(SortedRuns):
     def of(self, log: int) -> Callable[[], list[RowRefs]]:
         """A function that returns the present rows of a log, with plain offsets: runs in order of position. It needs no
         lock, and passes over the rows of all logs."""
-        runs = self._runs[:] if log in self._bytes_of else []
+        runs = self._runs[:] if log in self._size_of else []
         first, end = log << OFFSET_BITS, (log + 1) << OFFSET_BITS
         return lambda: [plain(run[(run.offset >= first) & (run.offset < end)]) for run in runs]
 
@@ -66,7 +73,7 @@ class MergedRows(SortedRuns):
 
     def give_back(self, logs: Iterable[ReadyRows]) -> None:
         """Have all rows of some logs as own ones, by one pass over all rows."""
-        holders = {each.log: each for each in logs if each.log in self._bytes_of}
+        holders = {each.log: each for each in logs if each.log in self._size_of}
         if holders:
             rows = self.remove(lambda run: np.isin(run.offset >> OFFSET_BITS, [*holders])).sorted()
             for log, mine in groups(rows.offset >> OFFSET_BITS):
@@ -74,11 +81,13 @@ class MergedRows(SortedRuns):
 
     def _count(self, rows: RowRefs, sign: int) -> None:
         if len(rows):
-            sizes = np.bincount(rows.offset >> OFFSET_BITS, weights=self._chunks.row_bytes[rows.chunk])
-            for log in np.flatnonzero(sizes).tolist():
-                self._bytes_of[log] = left = self._bytes_of.get(log, 0) + sign * int(sizes[log])
-                if not left:
-                    del self._bytes_of[log]
+            logs = rows.offset >> OFFSET_BITS
+            counts, sizes = np.bincount(logs), np.bincount(logs, weights=self._chunks.row_bytes[rows.chunk])
+            for log in np.flatnonzero(counts).tolist():
+                count, size = self.size_of(log)
+                self._size_of[log] = left = count + sign * int(counts[log]), size + sign * int(sizes[log])
+                if not left[0]:
+                    del self._size_of[log]
 
     def _put_together(self, run: RowRefs) -> RowRefs:
         return run
@@ -96,6 +105,9 @@ class ReadyRows(SortedRuns):
         self.is_merged = False
         """Whether rows may be merged."""
 
+    def __len__(self) -> int:
+        return sum(map(len, self._runs)) + self._merged.size_of(self.log)[0]
+
     def __iter__(self) -> Iterator[RowRefs]:
         return iter(self.of_now()())
 
@@ -106,16 +118,19 @@ class ReadyRows(SortedRuns):
 
     @property
     def bytes(self) -> int:
-        return self._bytes + self._merged.bytes_of(self.log)
+        return self._bytes + self._merged.size_of(self.log)[1]
 
     def first_own_ms(self) -> int | None:
         """Effective time of the first row that is not merged, or None."""
         return min((int(run.at[0]) for run in self._runs), default=None)
 
+    def with_others(self) -> list[RowRefs]:
+        """The runs of this log, and of all logs with which it is merged; the latter have the numbers of their logs."""
+        return [*self._runs, *(self._merged if self.is_merged else ())]
+
     def nearest_ms(self) -> int | None:
         """Effective time of the first row, or of a nearer one of a log with which it is merged; None without rows."""
-        times = (self.first_own_ms(), self._merged.first_at_ms() if self.is_merged else None)
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        return min((int(run.at[0]) for run in self.with_others()), default=None)
 
     def pop_own(self) -> list[RowRefs]:
         """Remove and return the runs that are not merged."""

@@ -146,7 +146,7 @@ class StoreState:
 
     def join(self) -> None:
         """Take part in the memory, once everything is restored."""
-        self.memory.join(self.log, self.resident)
+        self.memory.join(self)
         self.share(self.memory.budgets)
 
     def share(self, budgets: Budgets) -> None:
@@ -233,8 +233,16 @@ class StoreState:
 
     def bound_ready_rows(self) -> None:
         """Move the frontier back if ingest has brought more ready rows than the budget allows (invariant I8)."""
-        if not self.budgets.ready.has_room(self):
-            self.resident.retreat_frontier(self.loaded_bytes_max, self.floor())
+        if self.is_full():
+            self.memory.bound_ready_rows()
+
+    def is_full(self) -> bool:
+        """Whether it has no room for ready rows."""
+        return self.budgets.ready.is_used(self)
+
+    def retreat(self) -> None:
+        """Move the frontier back to three quarters of the allowance; no row is merged with those of other logs."""
+        self.resident.retreat_frontier(self.loaded_bytes_max, self.floor())
 
     def wake(self) -> None:
         """End the dispatcher's wait, and that of an `append` without room."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from timerstore.memory.pending import SLOT_MS
-from timerstore.memory.sorted_runs import RowRefs
+from timerstore.memory.sorted_runs import EMPTY, RowRefs
 from timerstore.operations.state import StoreState
 from timerstore.rows.position import AT_MAX
 
@@ -91,14 +91,15 @@ def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
 def waits_since_ms(state: StoreState) -> int | None:
     """The time since which the oldest pending message waits (epoch ms): its due time, or its write time if that is
     later. (A producer may date a message back by years; it is delivered at once, without lateness.) A time in the
-    future if no message is due; None if no message is pending.
+    future if no message is due; None if no message is pending. It may be that of another log, whose ready rows are
+    merged with this one's.
 
     For rows in memory it is exact. Rows beyond the frontier, on disk only, may be overdue before their window is
     loaded; they count by slots of ten seconds, so that the result may be ten seconds late.
     """
     with state.lock:
         resident, first_ms = state.resident, AT_MAX
-        for run in (*resident.ready, *resident.memtable):
+        for run in (*resident.ready.with_others(), *resident.memtable):
             start, count = 0, FIRST_ROWS
             while start < len(run) and run.at[start] < first_ms:
                 first_ms = min(first_ms, _waits_since_ms(state, run[start : start + count]))
@@ -137,8 +138,9 @@ class Trimmed:
     can_flush: bool = False
 
 
-def trimmed(state: StoreState, log_start: int) -> Trimmed:
-    """Unfinished rows that only this store has; `log_start` is the log's first offset.
+def trimmed(state: StoreState, log_start: int, merged: RowRefs | None) -> Trimmed:
+    """Unfinished rows that only this store has; `log_start` is the log's first offset, and `merged` has the merged rows
+    below it, if they are known.
 
     Rows in memory are examined one by one. Of a segment only the last row is, from the footer. So no alarm is false,
     but one may be late by a segment's length.
@@ -148,8 +150,7 @@ def trimmed(state: StoreState, log_start: int) -> Trimmed:
         lasts = (segment.last for segment in state.timerlog if segment.last.offset < log_start)
         is_any = not all(resident.committed.finishes(last.offset + 1, last) for last in lasts)
         is_unstored = can_flush = False
-        for rows in _in_memory(state):
-            gone = rows[rows.offset < log_start]
+        for gone in _in_memory_below(state, log_start, merged):
             is_any |= len(gone) > 0
             unstored = gone[~resident.is_stored(gone)]
             is_unstored |= len(unstored) > 0
@@ -157,16 +158,22 @@ def trimmed(state: StoreState, log_start: int) -> Trimmed:
         return Trimmed(is_any, is_unstored, can_flush)
 
 
-def may_hold_below(state: StoreState, bound: int) -> bool:
-    """Whether rows below this offset may be unfinished. It may be wrongly true, never wrongly false."""
+def may_hold_below(state: StoreState, bound: int, merged: RowRefs | None) -> bool:
+    """Whether rows below this offset may be unfinished. It may be wrongly true, never wrongly false. `merged`: as for
+    `trimmed`."""
     with state.lock:
         position = state.resident.position
         if any(segment.begin < bound and segment.last > position for segment in state.timerlog):
             return True
-        return any(bool((rows.offset < bound).any()) for rows in (*_in_memory(state), state.rows_on_loan()))
+        return bool((state.rows_on_loan().offset < bound).any()) or any(
+            map(len, _in_memory_below(state, bound, merged))
+        )
 
 
-def _in_memory(state: StoreState) -> Iterator[RowRefs]:
+def _in_memory_below(state: StoreState, bound: int, merged: RowRefs | None) -> Iterator[RowRefs]:
     resident = state.resident
-    for holder in (resident.ready, resident.memtable, resident.overtaken):
-        yield holder.all()
+    if merged is None:
+        merged = state.memory.merged.below({state.log: bound}).get(state.log, EMPTY)
+    yield merged
+    for rows in (*resident.ready.own_runs(), *resident.memtable, resident.overtaken.all()):
+        yield rows[rows.offset < bound]
