@@ -1,4 +1,4 @@
-"""A real Chromium, once a session; tests that ask for it are skipped where none can be had."""
+"""A real Chromium for this folder; tests that ask for it are skipped where none can be had."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EXPECTED_MS: Final = 5_000
 ARGUMENTS = ("--no-sandbox", "--no-zygote", "--font-render-hinting=none", "--disable-webgl")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """Without a window."""
+    """Without a window. Its client has an event loop in this thread, where tests of other folders run their own."""
     try:
         found = browser()
     except EnvironmentFailure as error:
