@@ -310,9 +310,10 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
     start(10_001, spare_ms=200_000, now_ms=90_000_000)
     start(500, spare_ms=2**62, now_ms=90_000_000)
     assert noted == [[ORDERS], [ORDERS]]
-    with pytest.raises(StateError):  # the retention was lowered: that is no downtime
-        start(10_000, spare_ms=-1, now_ms=10_000_001)
-    assert noted[2:] == [[]]
+    start(10_000, spare_ms=-1, now_ms=10_000_001)
+    with pytest.raises(StateError, match="window_of_deleted"):  # down for longer than an hour
+        start(6_000, spare_ms=-1, now_ms=10_000_001)
+    assert noted[2:] == [[ORDERS]]
     must_hold_what_is_pending(cluster, {ORDERS: 0}, marks, {}, {ORDERS: 500_000}, 90_000_000)
 
 
