@@ -191,8 +191,8 @@ async def _await_read(job: Job, ends: LogEnds) -> None:
 
 
 def _next_page(job: Job, after: NamedPosition | None, ends: LogEnds, asked: dict[SourceName, Int64s]) -> _Page:
-    """Send the commands of the next page. `asked` are the originals of earlier moves, sorted: the next tick of a recurring
-    message that was delivered is found again, and so is a message that stays."""
+    """Send the commands of the next page. `asked` are the sorted originals of earlier moves: the next tick of a
+    recurring message that was delivered is found again, and so is a message that stays."""
     rows, named_max = (PAGE_ROWS, NAMED_MAX) if job.due_ms is None else (min(PAGE_ROWS, MOVES_MAX), 1)
     page, orders = job.store.find_originals(job.query, job.now_ms(), after=after, limit=rows), []
     for source, (origin, due_ms) in page.found.items():
