@@ -12,6 +12,7 @@ from bridge.errors import FencedError
 from dev.harness.kafka import Outgoing, TopicReader, Topics, produce
 from dev.harness.ledger import Balance
 from dev.harness.load import Load
+from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -87,7 +88,7 @@ def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics:
             if record.topic == target and began_ms <= record.timestamp_ms <= ended_ms
             if (record.header("delay-origin") or b"").decode().rpartition("/")[0] in names
         ]
-        assert len(late_ms) > 500 and max(late_ms) <= KEPT_LATE_MS_MAX, (len(late_ms), max(late_ms))
+        assert len(late_ms) > 500 and max(late_ms) <= scaled(KEPT_LATE_MS_MAX), (len(late_ms), max(late_ms))
         a.wait_idle(30)
         assert a.stop() == 0
         assert "StackOverflowError" not in a.logs, "Spark's own handling of a batch that is cut off"
