@@ -52,6 +52,18 @@ class Budget:
         now = used()
         return now >= part * self.guaranteed and now >= part * self.allowed(store)
 
+    def full(self) -> dict[object, int]:
+        """The stores that use their allowance, and their allowances, by one walk over all."""
+        guaranteed, now = self.guaranteed, {store: of() for store, of in self._used.copy().items()}
+        over = sum(max(0, used - guaranteed) for used in now.values())
+        full = {}
+        for store, used in now.items():
+            mine = used - guaranteed
+            common = max(0, self._total // 2 - (over - max(0, mine)))
+            if mine >= common:
+                full[store] = guaranteed + common
+        return full
+
     def allowed(self, store: object) -> int:
         """The present allowance of a store."""
         used, guaranteed, common = self._used.copy(), self.guaranteed, self._total // 2

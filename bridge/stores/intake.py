@@ -56,8 +56,7 @@ class Intake:
             first_ms = min((part.first[0] for _, part, near in parts if near), default=AT_MAX)
             has_news = first_ms < (AT_MAX if next_ms is None else next_ms)
             states = [store.state for store in done.values()]
-            for each in states:
-                each.bound_ready_rows()
+            memory.bound_ready_rows()
             has_work = (len(each.resident.overtaken) or each.needs_offset_commit() for each in states)
             if states and (has_news or any(has_work)):
                 states[0].wake()

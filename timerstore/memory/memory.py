@@ -32,16 +32,13 @@ REPACKED_ROWS_MAX: Final = 1 << 16
 
 
 class Holder(Protocol):
-    """A store; the methods need the lock. `log` is its number in the order of the logs."""
+    """A store; a retreat needs the lock. `log` is its number in the order of the logs."""
 
     log: int
     resident: Resident
 
-    def is_full(self) -> bool:
-        """Whether it has no room for ready rows."""
-
-    def retreat(self) -> None:
-        """Keep fewer ready rows, none of which is merged."""
+    def retreat(self, bytes_max: int) -> None:
+        """Keep at most these bytes of ready rows, none of which is merged."""
 
 
 class Memory:
@@ -90,10 +87,11 @@ class Memory:
         """Have all stores without room for ready rows keep fewer. They share the room, and run out of it together: one
         pass over the merged rows serves all."""
         with self.changing():
-            full = [store for store in self._stores.values() if store.is_full()]
-            self.merged.give_back(store.resident.ready for store in full)
-            for store in full:
-                store.retreat()
+            full = self.budgets.ready.full()
+            stores = [store for store in self._stores.values() if store in full]
+            self.merged.give_back(store.resident.ready for store in stores)
+            for store in stores:
+                store.retreat(full[store] // 4 * 3)
 
     def take_in(self, batch: MergedBatch, parts: Sequence[tuple[Resident, LogPart, int]]) -> int:
         """Take in parts of a batch as one chunk. The first rows of each part, as many as is given, come to the merged

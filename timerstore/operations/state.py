@@ -233,16 +233,12 @@ class StoreState:
 
     def bound_ready_rows(self) -> None:
         """Move the frontier back if ingest has brought more ready rows than the budget allows (invariant I8)."""
-        if self.is_full():
+        if not self.budgets.ready.has_room(self):
             self.memory.bound_ready_rows()
 
-    def is_full(self) -> bool:
-        """Whether it has no room for ready rows."""
-        return self.budgets.ready.is_used(self)
-
-    def retreat(self) -> None:
-        """Move the frontier back to three quarters of the allowance; no row is merged with those of other logs."""
-        self.resident.retreat_frontier(self.loaded_bytes_max, self.floor())
+    def retreat(self, bytes_max: int) -> None:
+        """Move the frontier back until the ready rows, none of which is merged, take these bytes at most."""
+        self.resident.retreat_frontier(bytes_max, self.floor())
 
     def wake(self) -> None:
         """End the dispatcher's wait, and that of an `append` without room."""

@@ -39,6 +39,7 @@ def test_nobody_gets_less_than_its_part_and_all_together_no_more_than_there_is(
         allowed = budget.allowed(i)
         assert allowed >= total // 2 // 8
         used[i] += max(0, min(more, allowed - used[i]))
+        assert budget.full() == {each: budget.allowed(each) for each in range(8) if budget.is_used(each)}
     assert sum(used) <= total
 
 
