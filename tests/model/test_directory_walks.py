@@ -358,11 +358,13 @@ def killed_with_a_file_aside() -> None:
         machine = begun((D, FAR), (D1, FAR), (E, FAR))
         here = machine.instances[0]
         [path] = here.path(D).glob(f"*{files.SEGMENT_SUFFIX}")
-        path.write_bytes(b"damaged")
+        content = path.read_bytes()
+        path.write_bytes(content[:4] + bytes(60) + content[64:])  # opening it does not tell
         machine.indexes.doubt([D])
         assert here.store is not None
         here.store.damage.set_aside(Corrupt("it fails its checksum", path=str(path)), machine.clock.now_ms())
         here.context.on_held.assert_called_once_with()  # type: ignore[attr-defined]
+        assert [*here.path(D).glob(f"*{files.CORRUPT_SUFFIX}")] and not path.exists()
         if count:
             with crashing_after(count), suppress(Crash):
                 here.rebase()
