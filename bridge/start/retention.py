@@ -29,7 +29,7 @@ from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.membership import Ownership
 from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
-from bridge.start.first_commits import StartPlan
+from bridge.start.first_commits import StartPlan, is_explained
 from bridge.start.oldest import Oldest, OldestRecords
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
 from bridge.stores.directory import StoreDirectory
@@ -92,22 +92,29 @@ def must_hold_what_is_pending(
                       unknown
         <= 0          if the oldest record that is left is younger than W: the deleted ones are older than that one, and
                       the retention was lowered. If it is older than W, after any downtime
+        unlimited     if the oldest record that is left is younger than W, and W is more than a week: the retention was
+                      lower for a time. A downtime deletes nothing
     """
     gone, lasting = [], []
-    for name in sorted(offsets.keys() & spare_ms.keys()):
-        spare, end = spare_ms[name], marks[name].end
-        recent = cluster.first_after([name], max(0, now_ms - max(0, spare)))[name]
-        is_down = offsets[name] < (end if recent is None else recent)
-        is_short = spare <= 0 and _begins_after(cluster, name, now_ms - widest_ms[name])
+    for name, offset in sorted(offsets.items()):
+        spare, widest = spare_ms.get(name), widest_ms[name]
+        is_down = spare is not None and _is_unread(cluster, name, offset, marks[name].end, now_ms - max(0, spare))
+        is_short = not is_explained(spare, widest) and _begins_after(cluster, name, now_ms - widest)
         gone += [name] * (is_down or is_short)
-        lasting += [name] * (is_short or (is_down and spare > 0))
+        lasting += [name] * (is_short or (is_down and is_explained(spare, widest)))
     if not gone:
         return
     note_gone(lasting)
     first = gone[0]
-    if spare_ms[first] > 0:
+    if is_explained(spare_ms.get(first), widest_ms[first]):
         raise _gone(first, marks[first], down_for_more_than=format_duration_ms(spare_ms[first]))
     raise _gone(first, marks[first], window_of_deleted=format_duration_ms(widest_ms[first]))
+
+
+def _is_unread(cluster: Cluster, name: SourceName, offset: int, end: int, time_ms: int) -> bool:
+    """Whether a record from before this time lies at or above the offset."""
+    recent = cluster.first_after([name], max(0, time_ms))[name]
+    return offset < (end if recent is None else recent)
 
 
 def _begins_after(cluster: Cluster, name: SourceName, time_ms: int) -> bool:
@@ -160,7 +167,11 @@ def looked_into(plan: StartPlan, prepared: Prepared) -> tuple[StartPlan, dict[So
     """A plan after a look into the open indexes, and the offsets below which messages may be in an index alone. It
     concerns partitions whose retention does not explain their deleted records. An index without pending messages of
     such records proves that none is pending, and the windows of these records are forgotten."""
-    starts = {name: plan.log_marks[name].start for name, spare in plan.spare_ms.items() if spare <= 0}
+    starts = {
+        name: plan.log_marks[name].start
+        for name, widest in plan.widest_ms.items()
+        if not is_explained(plan.spare_ms.get(name), widest)
+    }
     gone = {name: start for name, start in starts.items() if prepared.stores[name].may_hold_below(start)}
     states = {
         name: replace(state, epochs=without_deleted(state.epochs, starts[name] + 1))
