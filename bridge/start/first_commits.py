@@ -118,9 +118,9 @@ class StartPlan:
     By owned partition: `states` are the committed states with the decode epochs from now on; `log_marks` are the start
     and end of the log; `log_starts` are the offsets from which the log counts for the index. `widest_ms` is the largest
     W of its deleted records (0: none is deleted), and `spare_ms` the longest downtime before unfinished records are
-    deleted; absent, if the retention is unlimited. By delay topic: `windows`. `gives_up_index`: partitions with
-    messages in the index, perhaps, that an operator has given up (`delay-bridge reset-offsets`). `changed`: partitions
-    with other decode epochs than the committed ones.
+    deleted: 0 or less, if the topic's retention does not explain their deletion; absent, if it is unlimited. By delay
+    topic: `windows`. `gives_up_index`: partitions with messages in the index, perhaps, that an operator has given up
+    (`delay-bridge reset-offsets`). `changed`: partitions with other decode epochs than the committed ones.
     """
 
     states: Mapping[SourceName, CommittedState]
@@ -202,8 +202,11 @@ def _plan(
     kept = covered.keys() - gives_up
     given_up = {name for name, state in states.items() if state.first_offset and name not in kept}
     widest_ms = {name: widest_deleted_ms(facts.committed[name].epochs, mark.start) for name, mark in marks.items()}
-    kept_ms = {topic: limits.retention_ms for topic, limits in facts.limits.items() if limits.retention_ms >= 0}
-    spare_ms = {name: kept_ms[name[0]] - widest for name, widest in widest_ms.items() if name[0] in kept_ms}
+    spare_ms = {
+        name: spare
+        for name, widest in widest_ms.items()
+        if name[0] in facts.limits and (spare := _spare_ms(facts.limits[name[0]], widest)) is not None
+    }
     return StartPlan(
         states=states,
         log_marks=marks,
@@ -217,10 +220,12 @@ def _plan(
     )
 
 
-def is_explained(spare_ms: int | None, widest_ms: int) -> bool:
-    """Whether a topic's retention explains its deleted records; see `StartPlan` for both. An unlimited one explains
-    those with a W up to a week: a longer W is that of a longer retention, which was lower for a time."""
-    return widest_ms <= ROLL_WINDOW_MS_MAX if spare_ms is None else spare_ms > 0
+def _spare_ms(limits: TopicLimits, widest_ms: int) -> int | None:
+    """See `StartPlan.spare_ms`. A W above a week is that of a longer retention than an unlimited one explains: it was
+    lower for a time."""
+    if limits.retention_ms < 0:
+        return 0 if widest_ms > ROLL_WINDOW_MS_MAX else None
+    return limits.retention_ms - widest_ms
 
 
 def _must_be_this_topic(topic: str, facts: TopicFacts, committed: Mapping[int, CommittedState]) -> None:

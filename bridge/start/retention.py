@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -29,7 +30,7 @@ from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.membership import Ownership
 from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
-from bridge.start.first_commits import StartPlan, is_explained
+from bridge.start.first_commits import StartPlan
 from bridge.start.oldest import Oldest, OldestRecords
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_bytes_max, roll_window_ms
 from bridge.stores.directory import StoreDirectory
@@ -45,6 +46,8 @@ GONE_INTERVAL_S: Final = 10.0
 on without the index."""
 UNANSWERED_MS: Final = 60_000
 """After a question without an answer, the time without another one: reading waits for it."""
+DOWNTIMES_MS: Final = (0, 3_600_000, 86_400_000, 7 * 86_400_000, 30 * 86_400_000)
+"""Bounds of a downtime, for a retention that was lowered."""
 FULL_ENOUGH: Final = 0.01
 """The share of its largest size that a log needs for an estimate of its time."""
 
@@ -90,36 +93,39 @@ def must_hold_what_is_pending(
         spare time    messages may be gone
         > 0           after a longer downtime, as the first unread record tells; without unread records the downtime is
                       unknown
-        <= 0          if the oldest record that is left is younger than W: the deleted ones are older than that one, and
-                      the retention was lowered. If it is older than W, after any downtime
-        unlimited     if the oldest record that is left is younger than W, and W is more than a week: the retention was
-                      lower for a time. A downtime deletes nothing
+        <= 0          unless the oldest record that is left is older than W and the downtime together: the deleted ones
+                      are older than that one
     """
-    gone, lasting = [], []
-    for name, offset in sorted(offsets.items()):
-        spare, widest = spare_ms.get(name), widest_ms[name]
-        is_down = spare is not None and _is_unread(cluster, name, offset, marks[name].end, now_ms - max(0, spare))
-        is_short = not is_explained(spare, widest) and _begins_after(cluster, name, now_ms - widest)
-        gone += [name] * (is_down or is_short)
-        lasting += [name] * (is_short or (is_down and is_explained(spare, widest)))
+    gone = []
+    for name in sorted(offsets.keys() & spare_ms.keys()):
+        reach = partial(_reaches, cluster, name, offsets[name], marks[name].end, now_ms)
+        spare = spare_ms[name]
+        is_held = (
+            reach(spare)
+            if spare > 0
+            else any(
+                reach(down) and _begins_before(cluster, name, now_ms - widest_ms[name] - down) for down in DOWNTIMES_MS
+            )
+        )
+        gone += [] if is_held else [name]
     if not gone:
         return
-    note_gone(lasting)
+    note_gone(gone)
     first = gone[0]
-    if is_explained(spare_ms.get(first), widest_ms[first]):
+    if spare_ms[first] > 0:
         raise _gone(first, marks[first], down_for_more_than=format_duration_ms(spare_ms[first]))
     raise _gone(first, marks[first], window_of_deleted=format_duration_ms(widest_ms[first]))
 
 
-def _is_unread(cluster: Cluster, name: SourceName, offset: int, end: int, time_ms: int) -> bool:
-    """Whether a record from before this time lies at or above the offset."""
-    recent = cluster.first_after([name], max(0, time_ms))[name]
-    return offset < (end if recent is None else recent)
+def _reaches(cluster: Cluster, name: SourceName, offset: int, end: int, now_ms: int, down_ms: int) -> bool:
+    """Whether all records below an offset were read, and no older one than `down_ms` is unread."""
+    recent = cluster.first_after([name], max(0, now_ms - down_ms))[name] if offset < end else None
+    return offset >= (end if recent is None else recent)
 
 
-def _begins_after(cluster: Cluster, name: SourceName, time_ms: int) -> bool:
-    """Whether a log has no record from before this time."""
-    return cluster.first_after([name], 0) == cluster.first_after([name], max(0, time_ms))
+def _begins_before(cluster: Cluster, name: SourceName, time_ms: int) -> bool:
+    """Whether a log has a record from before this time."""
+    return cluster.first_after([name], 0) != cluster.first_after([name], max(0, time_ms))
 
 
 def must_hold_what_is_gone(
@@ -167,11 +173,7 @@ def looked_into(plan: StartPlan, prepared: Prepared) -> tuple[StartPlan, dict[So
     """A plan after a look into the open indexes, and the offsets below which messages may be in an index alone. It
     concerns partitions whose retention does not explain their deleted records. An index without pending messages of
     such records proves that none is pending, and the windows of these records are forgotten."""
-    starts = {
-        name: plan.log_marks[name].start
-        for name, widest in plan.widest_ms.items()
-        if not is_explained(plan.spare_ms.get(name), widest)
-    }
+    starts = {name: plan.log_marks[name].start for name, spare in plan.spare_ms.items() if spare <= 0}
     gone = {name: start for name, start in starts.items() if prepared.stores[name].may_hold_below(start)}
     states = {
         name: replace(state, epochs=without_deleted(state.epochs, starts[name] + 1))

@@ -147,7 +147,7 @@ def test_changed_parameters_begin_a_decode_epoch_at_the_committed_offset() -> No
         pytest.param(10_000, (4_000, 9_000), 6_000, id="of the deleted records"),
         pytest.param(10_000, (9_000, 4_000), 1_000, id="of deleted records before a change"),
         pytest.param(3_000, (4_000, 2_000), -1_000, id="the retention was lowered"),
-        pytest.param(-1, (30 * DAY_MS, 2_000), None, id="no limit now, and a lower one for a time"),
+        pytest.param(-1, (30 * DAY_MS, 2_000), 0, id="the retention was lowered for a time"),
     ],
 )
 def test_spare_time_is_counted_from_the_largest_window_of_a_deleted_record(
