@@ -1,7 +1,7 @@
 """Frames: decoded rows that Spark's tasks send through a socket (java/FrameWriter.java), taken in as Arrow batches.
 
 The socket is a Unix domain socket if Spark runs beside the bridge, TCP if its executors run elsewhere. A connection
-must begin with the token, which only the tasks of this run know: frames of an earlier run find another socket, or none.
+must begin with the token, which only the tasks of this run know.
 
 The socket is the flow control. A frame is taken in before the next one is read. So memory holds one frame for each
 connection, of 1 MiB and one record, and the kernel's buffers.

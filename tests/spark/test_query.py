@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
+import threading
+from contextlib import suppress
 
+import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from bridge.ingest.frames import FrameReceiver, FromElsewhere
 from bridge.ingest.query import SparkQuery
+from bridge.stores.names import NAMED_ENTRY
+from dev.broker.embedded import free_ports
+
+SEEN_S = 10.0
 
 
 def test_slots_are_the_tasks_that_run_at_a_time(spark: SparkSession) -> None:
@@ -18,3 +29,23 @@ def test_slots_are_the_tasks_that_run_at_a_time(spark: SparkSession) -> None:
         assert query.slots() == slots
     finally:
         context.conf().remove("spark.default.parallelism")
+
+
+@pytest.mark.fault("a task of an earlier query that has not ended when the next one begins at the same port")
+def test_tasks_do_not_use_the_connection_of_an_earlier_query(spark: SparkSession) -> None:
+    """With `spark.frames_port`, a task connects with the token of its own query, whatever tasks of an earlier one are
+    left in the executor."""
+    assert spark._jvm is not None
+    way = FromElsewhere(host="127.0.0.1", bind="127.0.0.1", port=free_ports(1)[0])
+    schema = from_arrow_schema(NAMED_ENTRY).json()
+    writers = []
+    for _ in range(2):
+        heard = threading.Event()
+        with FrameReceiver(lambda _: None, heard.set, lambda _: None, way) as receiver:
+            writer = spark._jvm.delaybridge.FrameWriter(receiver.address, receiver.token, schema)
+            writers.append(writer)
+            writer.open(0, 0)
+            assert heard.wait(SEEN_S), len(writers)
+    for writer in writers:
+        with suppress(Py4JJavaError):  # the bridge's end is closed
+            writer.close(None)

@@ -146,8 +146,8 @@ class StoreState:
 
     def join(self) -> None:
         """Take part in the memory, once everything is restored."""
-        self.memory.join(self)
         self.share(self.memory.budgets)
+        self.memory.join(self)  # from now on, another store's thread may ask for its room
 
     def share(self, budgets: Budgets) -> None:
         """Share the budgets with other stores."""

@@ -60,6 +60,8 @@ NAMES_MAX: Final = 10
 """Maximum number of partitions in an error."""
 
 LogEnds = Mapping[SourceName, int | None]
+NO_OFFSETS: Final[Int64s] = np.array([-1])
+"""For a search: not empty, and without an offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,16 +191,17 @@ async def _await_read(job: Job, ends: LogEnds) -> None:
 
 
 def _next_page(job: Job, after: NamedPosition | None, ends: LogEnds, asked: dict[SourceName, Int64s]) -> _Page:
-    """Send the commands of the next page. `asked` are the originals of earlier moves: the next tick of a recurring
-    message that was delivered is found again, and so is a message that stays."""
+    """Send the commands of the next page. `asked` are the sorted originals of earlier moves: the next tick of a
+    recurring message that was delivered is found again, and so is a message that stays."""
     rows, named_max = (PAGE_ROWS, NAMED_MAX) if job.due_ms is None else (min(PAGE_ROWS, MOVES_MAX), 1)
     page, orders = job.store.find_originals(job.query, job.now_ms(), after=after, limit=rows), []
     for source, (origin, due_ms) in page.found.items():
         is_wanted = origin < (ends.get(source) or 0)
         if job.due_ms is not None:
-            before = asked.get(source, origin[:0])
-            is_wanted &= (due_ms != job.due_ms) & ~np.isin(origin, before)
-            asked[source] = np.concatenate((before, origin[is_wanted]))
+            before = asked.get(source, NO_OFFSETS)
+            is_wanted &= (due_ms != job.due_ms) & (before.take(before.searchsorted(origin), mode="clip") != origin)
+            new = np.sort(origin[is_wanted])
+            asked[source] = np.insert(before, before.searchsorted(new), new)
         named = list(dict.fromkeys(origin[is_wanted].tolist()))
         orders += [
             Order(source, tuple(named[begin : begin + named_max]), job.due_ms)

@@ -68,6 +68,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
   // Rest of a task: the remaining time of its row / REST_SHARE, up to REST_MS_MAX.
   private static final long REST_SHARE = 8;
   private static final long REST_MS_MAX = 50;
+  /** By token: all runs of a query may have the same address. */
   private static final Map<String, Connection> CONNECTIONS = new ConcurrentHashMap<>();
 
   private final String address;
@@ -147,10 +148,10 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
 
   private Connection acquire() throws IOException {
     synchronized (CONNECTIONS) {
-      Connection open = CONNECTIONS.get(address);
+      Connection open = CONNECTIONS.get(token);
       if (open == null) {
         open = new Connection(address, token, schema);
-        CONNECTIONS.put(address, open);
+        CONNECTIONS.put(token, open);
       }
       open.users++;
       return open;
@@ -163,7 +164,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       if (--open.users > 0) {
         return;
       }
-      CONNECTIONS.remove(address, open);
+      CONNECTIONS.remove(token, open);
     }
     open.end(complete);
   }
