@@ -28,7 +28,6 @@ from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.targets.cache import Targets
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
-from bridge.ingest.batches.reading_mark import SEARCHED, ReadingMark
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.kafka.membership import Ownership
@@ -44,6 +43,7 @@ from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.spark import session as spark
+from bridge.start.cut_search import CutSearch
 from bridge.start.identity_watch import IdentityWatch
 from bridge.stores.names import SourceName
 from bridge.telemetry.health import Health, Phase
@@ -121,8 +121,8 @@ class Application:
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
-        mark = ReadingMark(settings.store.directory, SEARCHED)
-        self._identity = IdentityWatch(clock, self._metrics.truncated, self._beat, mark)
+        searches = CutSearch(self._beat, settings.store.directory)
+        self._identity = IdentityWatch(clock, self._metrics.truncated, self._beat, searches)
         self._conditions = Conditions(settings, clock)
 
     # ---- from other threads, and signals

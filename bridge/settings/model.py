@@ -40,7 +40,7 @@ from bridge.wire.headers import TOPIC_PATTERN
 
 DEAD_LETTER_SUFFIX: Final = ".dlt"
 FILES: Final = re.compile(
-    r"lock|reserve|(checkpoint|being-(read|looked-up|searched)|chosen-ends|paused-targets|rows-in-doubt|"
+    r"lock|reserve|(checkpoint|being-(read|looked-up|searched|left-out)|chosen-ends|paused-targets|rows-in-doubt|"
     r"skipped-batches|states-in-doubt)\.(json|json\.tmp|tmp|lock)"
 )
 """Names of files in store.directory, where each delay topic has a directory of its name."""

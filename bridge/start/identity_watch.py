@@ -20,10 +20,10 @@ from typing import Final
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
-from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.kafka.admin import Cluster, Topic, Watermarks
 from bridge.kafka.leader_epochs import ReadStretch
 from bridge.kafka.membership import Ownership
+from bridge.start.cut_search import CutSearch, warn
 from bridge.start.first_commits import ANOTHER_TOPIC, GONE, NO_TOPIC, SilentLogs, StartFacts
 from bridge.start.identity import (
     EXPLAINED,
@@ -36,7 +36,7 @@ from bridge.start.identity import (
     stretches,
 )
 from bridge.start.roll_window import TOO_SHORT
-from bridge.stores.names import SourceName, texts_of
+from bridge.stores.names import SourceName
 from bridge.stores.stores import Stores
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
@@ -91,14 +91,14 @@ class IdentityWatch:
         clock: Clock,
         on_cut: Callable[[str, int], None] = lambda topic, records: None,
         beat: Beat = unwatched,
-        mark: ReadingMark | None = None,
+        searches: CutSearch | None = None,
     ) -> None:
         """`on_cut` gets the topic of a cut log and the number of records that the brokers have lost; `beat` is the
-        heartbeat of the looking thread; `mark` is that of searches for cuts."""
+        heartbeat of the looking thread; `searches` are those for cuts (None: without marks)."""
         self._clock = clock
         self._on_cut = on_cut
         self._beat = beat
-        self._mark = mark
+        self._searches = searches or CutSearch(beat)
         self._ids: dict[str, str] = {}
         self._holds: Mapping[SourceName, _Hold] = {}
         self._before: Mapping[SourceName, Looked] = {}
@@ -113,6 +113,7 @@ class IdentityWatch:
         """The owned partitions without a hold. Forgets partitions that are no longer owned. If all are held, and no
         doubt passes, raises the error of one."""
         self._holds = {name: hold for name, hold in self._holds.items() if name in owned}
+        self._searches.keep(owned)
         left = owned - self._holds.keys()
         lasting = [hold.error for hold in self._holds.values() if hold.error is not None]
         if not left and lasting and len(lasting) == len(self._holds):
@@ -213,7 +214,7 @@ class IdentityWatch:
             try:
                 return None if store is None else store.pending_from(name, offset, now_ms, is_over)
             except TimerStoreError as error:
-                _warn([name], error.message)
+                warn([name], error.message)
                 return None
 
         self._ids = {**topic_ids, **self._ids}
@@ -231,7 +232,7 @@ class IdentityWatch:
             before = self._before
             # Two clients with the same answer are believed.
             now = free if is_told else {name: believed(at, before.get(name)) for name, at in free.items()}
-            _warn([name for name in free if now[name] is not free[name]], "a former leader has answered")
+            warn([name for name in free if now[name] is not free[name]], "a former leader has answered")
             new, unsure = self._new_holds(cluster, ids, before, now, count, is_told=is_told)
             self._before = {
                 name: before.get(name, at) if at.marks is None or name in unsure else at
@@ -248,7 +249,7 @@ class IdentityWatch:
         """Sentences about held partitions and cut logs, for /readyz."""
         now_s = self._clock.monotonic_s()
         held = [f"{topic}/{p} is held: {hold.detail}" for (topic, p), hold in sorted(self._holds.items())]
-        return (*held, *(text for until_s, text in self._told if now_s < until_s))
+        return (*held, *self._searches.alarms(), *(text for until_s, text in self._told if now_s < until_s))
 
     def counts(self) -> dict[tuple[str, str], int]:
         """The number of held partitions by topic and doubt."""
@@ -278,7 +279,7 @@ class IdentityWatch:
             elif doubt is not PartitionDoubt.DELETED or is_told or _stands_still(before.get(name), looked[name]):
                 new[name] = _Hold(doubt=doubt, error=lasting_error(name, doubt))
         wanted = stretches(before, {name: at for name, at in looked.items() if name not in new}, shorter)
-        cuts = self._cuts(cluster, wanted)
+        cuts = self._searches.find(cluster, looked, wanted)
         for name in sorted(shorter | {name for name, offset in cuts.items() if offset is not None}):
             cut = _cut(looked[name], wanted.get(name), cuts.get(name), is_searched=name in cuts)
             cut = replace(cut, dropped=count(name, cut.at))
@@ -294,25 +295,8 @@ class IdentityWatch:
         try:
             return held - cluster.watermarks(led, of_all=False).keys()
         except EnvironmentFailure as error:
-            _warn(led, error.message)
+            warn(led, error.message)
             return held
-
-    def _cuts(self, cluster: Cluster, wanted: Mapping[SourceName, ReadStretch]) -> dict[SourceName, int | None]:
-        mark = self._mark
-        asked = {name: each for name, each in wanted.items() if mark is None or not mark.is_suspect(name, each.end)}
-        _warn(wanted.keys() - asked.keys(), "two processes have ended in a search of their logs")
-        if mark is not None and asked:
-            mark.note({name: each.end for name, each in asked.items()})
-        try:
-            cuts = cluster.cuts(asked, self._beat)
-        except EnvironmentFailure as error:
-            _warn(asked, error.message)
-            return {}
-        finally:
-            if mark is not None and asked:
-                mark.clear()
-        _warn(asked.keys() - cuts.keys(), "their records cannot be read")
-        return cuts
 
     def _hold(self, new: Mapping[SourceName, _Hold]) -> None:
         for (topic, partition), hold in new.items():
@@ -336,7 +320,7 @@ class IdentityWatch:
             try:
                 is_changed |= self._is_changed(group, cluster, ids, name, hold)
             except EnvironmentFailure as error:  # the others are still reviewed, and new holds take effect
-                _warn([name], error.message)
+                warn([name], error.message)
             except StateError as error:
                 self._hold({name: _Hold(doubt=PartitionDoubt.REFUSED, error=error)})
                 is_changed = True
@@ -367,7 +351,8 @@ class IdentityWatch:
             return False  # a former leader: under one leader the end of a log never decreases
         at = min(marks.end, cut.expected)
         if cut.epoch >= 0:
-            cuts = self._cuts(cluster, {name: ReadStretch(epoch=cut.epoch, start=marks.start, end=at)})
+            stretch = ReadStretch(epoch=cut.epoch, start=marks.start, end=at)
+            cuts = self._searches.find(cluster, [name], {name: stretch})
             if name not in cuts:
                 return False
             at = at if (later := cuts[name]) is None else later
@@ -409,8 +394,3 @@ def _cut(looked: Looked, stretch: ReadStretch | None, later: int | None, *, is_s
         # Leaders in between cut nothing, and may have written records that were read.
         epoch = max(epoch, leader_epoch - 1)
     return Cut(at=min(end, looked.read) if later is None else later, expected=looked.read, epoch=epoch, dropped=None)
-
-
-def _warn(names: Collection[SourceName], reason: str) -> None:
-    if names:
-        log.warning("identity-unknown", partitions=", ".join(texts_of(names)), reason=reason)

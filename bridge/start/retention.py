@@ -52,7 +52,8 @@ FULL_ENOUGH: Final = 0.01
 """The share of its largest size that a log needs for an estimate of its time."""
 
 RESTORE: Final = (
-    "Restore store.directory if it still exists somewhere, and raise the topic's retention. "
+    "Restore store.directory if it still exists somewhere, perhaps with another instance, which then needs the "
+    "partition; and raise the topic's retention. "
     f"To go on with the remaining records: {RESET_TO_COMMITTED}."
 )
 

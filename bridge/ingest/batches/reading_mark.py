@@ -7,7 +7,8 @@ batches are suspect:
 
     READ        of the plain reader: a separate process reads them batch by batch (suspects.py)
     LOOKED_UP   of a look-up of messages in doubt: the same (delivery/doubt/look_up.py)
-    SEARCHED    of a search for a cut: it leaves the partition out until its log has grown (start/identity_watch.py)
+    SEARCHED    of a search for a cut: the logs are searched one at a time (start/cut_search.py)
+    UNSEARCHED  of the logs that such a search leaves out
 
 The files are beside the index, and can be removed like it. They are not made durable: a loss of power has ended the
 process for another reason.
@@ -27,6 +28,7 @@ from bridge.stores.names import Offsets, SourceName
 READ: Final = "being-read.json"
 LOOKED_UP: Final = "being-looked-up.json"
 SEARCHED: Final = "being-searched.json"
+UNSEARCHED: Final = "being-left-out.json"
 
 
 class ReadingMark:

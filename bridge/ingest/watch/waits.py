@@ -54,8 +54,9 @@ class Wait(Enum):
     JVM = _Row("query", "the JVM's answer about its query", 120.0, Then.ENDS)
     ENDS_OF_QUIET = _Row("plain reader", "the brokers, for the ends of quiet partitions", 3.0, Then.AGAIN)
     BACKLOG = _Row(
-        "plain reader", "the query, to read a large backlog of a partition that comes", 10.0, Then.PLAIN_READS
+        "plain reader", "the query, to read a large backlog of a partition that comes", 3.0, Then.PLAIN_READS
     )
+    """Shorter than COMMANDS_STILL: a backlog without a reader makes no progress."""
     STARVING = _Row("partition", "records that the query does not send", 15.0, Then.PLAIN_READS)
     STEP_OF_MAINTENANCE = _Row("partition that comes", "the present step of maintenance", 10.0, Then.AGAIN)
     FLUSH_OF_GONE = _Row("partition that goes", "its flush", 2.0, Then.GOES_ON)

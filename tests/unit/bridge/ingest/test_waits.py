@@ -282,6 +282,13 @@ def test_a_hand_over_waits_for_the_task_of_each_partition() -> None:
     assert hand_over.is_over({A: 9, B: 3}, {B: 3}, now_s + SETTLE_S + 0.1 + CLOSE_S / 2)
 
 
+@pytest.mark.fault("a small partition that comes with a large one")
+def test_a_large_backlog_makes_progress_before_others_go_on_without_its_commands() -> None:
+    """Messages of the small partition wait for the commands of the large one, although the query that shall read its
+    backlog does not begin: the plain reader takes over, with a second to spare, before the wait for commands ends."""
+    assert Wait.BACKLOG.s + 1 <= Wait.COMMANDS_STILL.s <= Wait.COMMANDS.s
+
+
 def test_no_wait_is_without_an_end() -> None:
     for wait in Wait:
         assert 0 < wait.s < inf and isinstance(wait.then, Then)

@@ -12,9 +12,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
-from bridge.ingest.batches.reading_mark import SEARCHED, ReadingMark
+from bridge.ingest.batches.reading_mark import UNSEARCHED, ReadingMark
 from bridge.kafka.admin import Topic, Watermarks
 from bridge.kafka.leader_epochs import ReadStretch
+from bridge.start.cut_search import CutSearch
 from bridge.start.first_commits import SilentLogs, StartFacts, TopicFacts, another_topic
 from bridge.start.identity import Looked
 from bridge.start.identity_watch import LOOK_S, IdentityWatch
@@ -433,29 +434,23 @@ def test_a_log_that_was_cut_before_a_start_is_held_then_mended(
     assert not cluster.watch.holds_cut(cluster, site.facts(A, C)), "it is known now"
 
 
-@pytest.mark.fault("a batch that holds a thousand times its size, behind an election")
-def test_a_batch_that_ends_the_process_in_a_search_for_cuts_does_so_twice(site: Scripted, tmp_path: Path) -> None:
-    """The search for cuts leaves a log out in which two processes have ended, until it has grown; the start goes on."""
-    cluster, search = site, site.cuts
+def test_a_log_that_is_not_searched_is_an_alarm(site: Scripted, tmp_path: Path) -> None:
+    """The start goes on with it, /readyz tells of it while it is owned, and after the removal of the mark the cut is
+    found."""
+    ReadingMark(tmp_path, UNSEARCHED).distrust({A: 60})
+    site.marks[A], site.later[A] = Watermarks(start=0, end=80, epoch=2), {2: 40}
 
-    def start(committed: int) -> bool:
-        started(site, (committed, 1))
-        site.watch = IdentityWatch(site.clock, mark=ReadingMark(tmp_path, SEARCHED))
-        return cluster.watch.holds_cut(cluster, site.facts(A, C))  # type: ignore[arg-type]
+    def start() -> bool:
+        cluster = started(site, (60, 1))
+        site.watch = IdentityWatch(site.clock, searches=CutSearch(directory=tmp_path))
+        return bool(cluster.watch.holds_cut(cluster, site.facts(A, C)))
 
-    def ends(wanted: Mapping[SourceName, ReadStretch], beat: Callable[[], None]) -> dict[SourceName, int | None]:
-        if any(each.end == 60 for each in wanted.values()):
-            raise KeyboardInterrupt  # the machine ends the process
-        return search(wanted, beat)
-
-    site.marks[A] = Watermarks(start=0, end=80, epoch=2)
-    site.later[A] = {2: 40}
-    with mock.patch.object(site, "cuts", ends):
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt), mock.patch.object(ReadingMark, "clear"):
-                start(60)
-        assert not start(60)
-        assert start(70)
+    for is_held in (start(), site.look()):
+        told = f"a/0 was not searched for a cut: remove {UNSEARCHED} from store.directory"
+        assert not is_held and site.watch.alarms() == (told,)
+    assert site.watch.without(frozenset({C})) and site.watch.alarms() == ()
+    (tmp_path / UNSEARCHED).unlink()
+    assert start()
 
 
 @pytest.mark.parametrize(

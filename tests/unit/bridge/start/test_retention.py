@@ -17,11 +17,13 @@ from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Watermarks
 from bridge.runtime.gauges import Lag
 from bridge.settings.model import Settings
+from bridge.start.first_commits import StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.oldest import Oldest, OldestRecords
 from bridge.start.retention import (
     GONE_INTERVAL_S,
     UNANSWERED_MS,
     RetentionGuard,
+    ingest_start,
     kept_ms,
     must_hold_what_is_gone,
     must_hold_what_is_pending,
@@ -34,6 +36,7 @@ from tests.unit.bridge.stores.rig import NOW_MS, ORDERS, Rig
 from tests.unit.timerstore.entries import Record
 
 HOUR = 3_600_000
+DAY_MS = 24 * HOUR
 FAR = NOW_MS + 10 * HOUR
 MARKS = {ORDERS: Watermarks(start=0, end=10)}
 DELAY = ORDERS[0]
@@ -343,6 +346,39 @@ def test_a_start_without_index_is_refused_after_a_retention_below_the_window_of_
     with pytest.raises(StateError, match="window_of_deleted") if is_refused else nullcontext():
         start()
     assert noted == ([[ORDERS]] if is_refused else []), "other instances keep an index that may have them"
+
+
+@pytest.mark.fault("a retention that was raised to an unlimited one, and an index that is lost")
+@pytest.mark.parametrize("unread", [0, 1])
+@pytest.mark.parametrize(
+    ("window_ms", "oldest_ms", "is_refused"),
+    [
+        pytest.param(365 * DAY_MS, 399 * DAY_MS, False, id="the oldest record is older than W"),
+        pytest.param(365 * DAY_MS, 364 * DAY_MS, True, id="it is younger: the retention was lowered for a time"),
+        pytest.param(7 * DAY_MS, DAY_MS, False, id="a W that an unlimited retention explains"),
+    ],
+)
+def test_an_unlimited_retention_refuses_no_start_for_an_unread_record(
+    unread: int, window_ms: int, oldest_ms: int, *, is_refused: bool
+) -> None:
+    """A start without an index is refused only if the oldest record that is left is younger than the window of the
+    deleted ones."""
+    now_ms = 500 * DAY_MS
+    log, parameters = Watermarks(start=500, end=now_ms // 1_000), replace(PARAMETERS, roll_window_ms=window_ms)
+    state = initial_state(offset=log.end - unread, topic_id="a", partitions=1, parameters=parameters)
+    plan = decide(
+        StartFacts(
+            owned=frozenset({ORDERS}),
+            topics={DELAY: TopicFacts(topic_id="a", logs=(log,))},
+            parameters={DELAY: parameters},
+            committed={ORDERS: replace(state, position=(99, 59))},
+            limits={DELAY: TopicLimits(retention_ms=-1)},
+        )
+    )
+    assert isinstance(plan, StartPlan)
+    cluster: Any = Log(now_ms - 1_000, now_ms - oldest_ms)
+    with pytest.raises(StateError, match="window_of_deleted") if is_refused else nullcontext():
+        ingest_start(cluster, plan, {ORDERS: None}, {ORDERS: 0}, now_ms, lambda _: None)
 
 
 def test_ingest_is_behind_by_the_age_of_the_oldest_end_it_has_not_reached() -> None:

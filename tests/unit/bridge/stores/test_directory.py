@@ -33,7 +33,7 @@ def test_a_directory_is_one_bridges(tmp_path: Path) -> None:
 OWN_FILES = [
     *(files.LOCK, files.RESERVE, files.CHECKPOINT),
     *(doubt_file.FILE, torn_states.FILE, pauses.FILE, choices.BATCHES, choices.ENDS),
-    *(reading_mark.READ, reading_mark.LOOKED_UP, reading_mark.SEARCHED),
+    *(reading_mark.READ, reading_mark.LOOKED_UP, reading_mark.SEARCHED, reading_mark.UNSEARCHED),
 ]
 
 
