@@ -54,7 +54,7 @@ class FromElsewhere:
     @classmethod
     def of(cls, spark: SparkSettings) -> FromElsewhere | None:
         """As Spark's driver listens; None without a cluster."""
-        if spark.executor_host is None:
+        if spark.executor_host is None or spark.master.startswith("local"):
             return None
         given = spark.conf.get("spark.driver.bindAddress")
         bind = spark.executor_host if given is None else unmasked(given)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,7 @@ from bridge.ingest import frames as module
 from bridge.ingest.decode_records import decode_records
 from bridge.ingest.frames import STORED, FrameReceiver, FromElsewhere
 from bridge.ingest.watch.waits import Wait
+from bridge.settings.model import SparkSettings
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.received import Record
 from dev.harness.waiting import wait_until
@@ -248,6 +250,14 @@ def test_no_descriptor_to_listen_with_is_a_failure_after_which_the_query_begins_
     with pytest.raises(EnvironmentFailure) as raised, bench.receiver:
         pass
     assert raised.value.code == "DB-3059" and not list(tmp_path.iterdir())
+
+
+def test_without_a_cluster_the_socket_is_a_file() -> None:
+    """No port is open then, also with the settings of a cluster that is not used."""
+    elsewhere: dict[str, Any] = {"executor_host": "0.0.0.0", "frames_port": 4040}
+    assert FromElsewhere.of(SparkSettings(master="local[2]", **elsewhere)) is None
+    way = FromElsewhere.of(SparkSettings(master="spark://spark:7077", **elsewhere))
+    assert way == FromElsewhere(host="0.0.0.0", bind="0.0.0.0", port=4040)
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "a-name-that-nobody-has.invalid"])
