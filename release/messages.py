@@ -46,6 +46,7 @@ VALUES: Final = (
     "bridge/wire/schedule.py",
     "bridge/settings/librdkafka.py",
     "bridge/settings/model.py",
+    "bridge/settings/reserved.py",
     "bridge/settings/units.py",
 )
 """Modules whose ValueErrors reach the operator, as part of a ConfigurationError."""

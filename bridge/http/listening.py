@@ -25,8 +25,9 @@ _NO_NAME: Final = "Correct {host}: it is not an address, and this machine cannot
 
 
 def listening(host: str, port: int, key: str, host_key: str = "http.host") -> socket.socket:
-    """A listening socket. `::` means IPv4 and IPv6, or IPv4 alone on a machine without IPv6. Raises EnvironmentFailure
-    with a hint about `key` and `host_key`, the settings of port and host."""
+    """A listening socket. `::` means IPv4 and IPv6, or IPv4 alone on a machine without IPv6. A name with addresses of
+    both kinds means its IPv4 address, as for Java's clients. Raises EnvironmentFailure with a hint about `key` and
+    `host_key`, the settings of port and host."""
     try:
         return _listening(host, port)
     except OSError as error:
@@ -46,7 +47,8 @@ def _listening(host: str, port: int) -> socket.socket:
             if error.errno not in _NO_IPV6:
                 raise
             host = "0.0.0.0"
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    found = {each[0] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)}
+    family = socket.AF_INET if socket.AF_INET in found else socket.AF_INET6
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 

@@ -29,9 +29,12 @@ from bridge.settings.model import SparkSettings
 from bridge.settings.secrets import unmasked
 from bridge.spark.scratch import for_a_socket
 from bridge.stores.names import NAMED_ENTRY
+from timerstore.clock import SystemClock
 
 TOKEN_S: Final = Wait.TOKEN.s
 """The deadline for the token of a connection, which is closed after that."""
+STRANGERS_MAX: Final = 64
+"""The limit of accepted connections without a token. Others wait in the kernel's queue."""
 AGAIN_S: Final = 0.2
 """Pause after a failure to accept a connection."""
 TASK: Final = -1
@@ -54,7 +57,7 @@ class FromElsewhere:
     @classmethod
     def of(cls, spark: SparkSettings) -> FromElsewhere | None:
         """As Spark's driver listens; None without a cluster."""
-        if spark.executor_host is None:
+        if spark.executor_host is None or spark.master.startswith("local"):
             return None
         given = spark.conf.get("spark.driver.bindAddress")
         bind = spark.executor_host if given is None else unmasked(given)
@@ -80,6 +83,7 @@ class FrameReceiver:
         self._way = way
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
+        self._strangers = threading.Semaphore(STRANGERS_MAX)
         self._over = threading.Event()
         self._files = ExitStack()
         self.token = secrets.token_hex(16)
@@ -137,28 +141,39 @@ class FrameReceiver:
                 self._over.wait(AGAIN_S)
 
     def _accept_one(self) -> None:
-        """Accept one connection. Raises OSError, and RuntimeError if no thread can start."""
-        connection, _ = self._listener.accept()
-        with self._lock:
-            if self._over.is_set():
-                connection.close()
-                return
-            self._connections.add(connection)
+        """Accept one connection, when the number of strangers permits it. Raises OSError, and RuntimeError if no thread
+        can start."""
+        self._strangers.acquire()
+        with ExitStack() as leaving:
+            leaving.callback(self._strangers.release)
+            connection, _ = self._listener.accept()
+            with self._lock:
+                if self._over.is_set():
+                    connection.close()
+                    return
+                self._connections.add(connection)
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="frames", daemon=True).start()
+            except RuntimeError:
+                with self._lock, connection:
+                    self._connections.discard(connection)
+                raise
+            leaving.pop_all()  # the thread releases it
+
+    def _has_token(self, connection: socket.socket) -> bool:
+        """Whether the connection begins with the token. After that it is no stranger, or ends."""
         try:
-            threading.Thread(target=self._serve, args=(connection,), name="frames", daemon=True).start()
-        except RuntimeError:
-            with self._lock, connection:
-                self._connections.discard(connection)
-            raise
+            line = _in_time(connection, len(self.token) + 1, TOKEN_S)
+        finally:
+            self._strangers.release()
+        return hmac.compare_digest(line, f"{self.token}\n".encode())
 
     def _serve(self, connection: socket.socket) -> None:
         """Take in all frames of a connection, then confirm them. The task waits for the confirmation; a connection that
         ends without one has failed."""
         with connection:
             try:
-                connection.settimeout(TOKEN_S)
-                line = _exactly(connection, len(self.token) + 1)
-                if line is None or not hmac.compare_digest(bytes(line), f"{self.token}\n".encode()):
+                if not self._has_token(connection):
                     return
                 connection.settimeout(None)
                 while (frame := self._next(connection)) is not None:
@@ -198,6 +213,19 @@ def _not_accepted(error: Exception) -> EnvironmentFailure:
 def _length(connection: socket.socket) -> int | None:
     head = _exactly(connection, _LENGTH.size)
     return None if head is None else int(_LENGTH.unpack(head)[0])
+
+
+def _in_time(connection: socket.socket, count: int, within_s: float) -> bytes:
+    """`count` bytes; fewer if the connection ends before, or more of them come later."""
+    clock, data = SystemClock(), b""
+    until_s = clock.monotonic_s() + within_s
+    with suppress(OSError):
+        while len(data) < count and (left_s := until_s - clock.monotonic_s()) > 0:
+            connection.settimeout(left_s)
+            if not (received := connection.recv(count - len(data))):
+                break
+            data += received
+    return data
 
 
 def _exactly(connection: socket.socket, count: int) -> bytearray | None:

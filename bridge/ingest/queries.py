@@ -90,6 +90,7 @@ class Queries:
         self._receiver: FrameReceiver | None = None
         self._query: SparkQuery | None = None
         self._hand_over: HandOver | None = None
+        """None until the query begins: a failure before that says nothing about records."""
         self._warm: SparkSession | None = None
         """The session that has compiled the plan."""
         self._query_start: Offsets = {}
@@ -136,11 +137,10 @@ class Queries:
             try:
                 self._run_query(session)
             except EnvironmentFailure as error:
-                has_sent = self._hand_over is not None and any(
-                    self._sent[name] > at for name, at in self._query_start.items()
-                )
+                has_begun = self._hand_over is not None
+                has_sent = has_begun and any(self._sent[name] > at for name, at in self._query_start.items())
                 failures = self._failures = 1 if has_sent else self._failures + 1
-                if not self._reading.stopping.is_set():
+                if (has_begun or error.code == JAVA_ENDED) and not self._reading.stopping.is_set():
                     self._suspects.judge(error, failures, self._sent)
                 if self._reading.stopping.is_set() or error.code == JAVA_ENDED or failures > FAILURES_MAX:
                     raise
@@ -182,7 +182,7 @@ class Queries:
 
     def _run_query(self, session: SparkSession) -> None:
         """Run one query, until it fails, stops, or must be restarted."""
-        self._failure, run = None, self._store.run
+        self._failure, self._hand_over, run = None, None, self._store.run
         self._query_start = dict(self._store.next_offsets())
         self._sent = dict(self._query_start)
         receiver = FrameReceiver(partial(self._take_frame, run), self._on_task, self._on_take_failure, self._way)
@@ -208,7 +208,6 @@ class Queries:
             raise self._failure
 
     def _stream(self, run: int, query: SparkQuery, directory: Path) -> None:
-        self._hand_over = None
         self._await_slots(query)
         if query.session is not self._warm:
             self._steps.enter(QueryStep.PLAN)

@@ -89,9 +89,14 @@ class SparkQuery:
         """Spark's present work, from its status store: the running and waiting tasks, the executors of a cluster, and
         its own word for the state of the query. Never raises: the query's thread reports a failure."""
         try:
-            return _work(self.session) | ({"query": self._started.status["message"]} if self._started else {})
+            return _work(self.session) | ({"query": self._word(self._started)} if self._started else {})
         except Exception as error:  # noqa: BLE001 - of any kind: Spark may be ending
             return {"spark": f"does not answer: {error!r}"[:REASON_CHARS_MAX]}
+
+    @staticmethod
+    def _word(started: StreamingQuery) -> str:
+        """Spark's word for the state of its query. After a failure it is the whole text of the error."""
+        return str(started.status["message"]).partition("\n")[0][:REASON_CHARS_MAX]
 
     def _writer(self, frame: DataFrame) -> Any:
         jvm = self.session._jvm

@@ -30,7 +30,7 @@ from pydantic import (
 
 from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import problems
-from bridge.settings.reserved import OTHERS_OWN, SPARK_OWNED
+from bridge.settings.reserved import OTHERS_OWN, SPARK_OWNED, refuse_equal_ports
 from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask, parts_of, unmasked
 from bridge.settings.shapes import error_sentence
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
@@ -311,8 +311,6 @@ class HttpSettings(Section):
                 raise ValueError(f"http.{one} and http.{other} belong together; set both or neither")
         if self.api == "write" and self.user is None and self.token_file is None:
             raise ValueError("http.api is write without a password; set http.user and password_file, or token_file")
-        if self.api != "off" and self.port and self.port == self.api_port:
-            raise ValueError("http.api_port equals http.port; choose another one, or set http.api to off")
         return self
 
 
@@ -398,10 +396,8 @@ class Settings(Section):
                 raise ValueError(f"{name}: target {topic.target} is a delay topic or an internal topic")
         targets = {topic.target: name for name, topic in named.items()}
         for name, topic in named.items():
-            if topic.dead_letter in targets:
-                raise ValueError(
-                    f"{name}: dead_letter {topic.dead_letter} is the target of {targets[topic.dead_letter]}"
-                )
+            if (other := targets.get(topic.dead_letter)) is not None:
+                raise ValueError(f"{name}: dead_letter {topic.dead_letter} is the target of {other}")
         return named
 
     @model_validator(mode="after")
@@ -412,6 +408,11 @@ class Settings(Section):
                     f"delay_topics.{name}.target: {topic.target} looks like an internal topic of another system; if it "
                     "is not, add its full name to targets.allow"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        refuse_equal_ports(self.http, self.spark)
         return self
 
     @property
@@ -471,8 +472,7 @@ class Settings(Section):
         return is_allowed and not any(re.fullmatch(pattern, topic) for pattern in self.targets.deny)
 
     def _is_reserved(self, topic: str) -> bool:
-        is_named = topic in self.targets.allow
-        return not is_named and (topic.startswith("_") or OTHERS_OWN.fullmatch(topic) is not None)
+        return topic not in self.targets.allow and (topic.startswith("_") or OTHERS_OWN.fullmatch(topic) is not None)
 
     def secrets(self) -> frozenset[str]:
         """All secret values, for a `Redactor`."""

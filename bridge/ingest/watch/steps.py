@@ -77,8 +77,8 @@ class Steps:
         self._asked_s = self._asked_s or self._clock.monotonic_s()
 
     def answer(self, spark: Facts) -> None:
-        """Spark's state at this moment."""
-        self._spark, self._asked_s = spark, None
+        """Spark's state at this moment. An answer that comes when the query serves is too old for the next report."""
+        self._spark, self._asked_s = {} if self.is_over else spark, None
 
     # ---- the plain reader's thread
 

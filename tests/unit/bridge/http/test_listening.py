@@ -54,6 +54,25 @@ def test_all_addresses_of_a_machine_without_ipv6_are_ipv4(monkeypatch: pytest.Mo
             socket.create_connection(("127.0.0.1", found.getsockname()[1]), timeout=10).close()
 
 
+@pytest.mark.fault("a name with an IPv6 and an IPv4 address")
+def test_a_name_with_addresses_of_both_kinds_is_its_ipv4_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each port listens on the IPv4 address of such a name: Java, and with it an executor of Spark, connects to that
+    one. A name with an IPv6 address alone is that one."""
+    look_up = socket.getaddrinfo
+    addresses = ["::1", "127.0.0.1"]
+
+    def found(host: str, *args: Any, **more: Any) -> list[Any]:
+        return [each for address in addresses if host == "pod" for each in look_up(address, *args, **more)]
+
+    families: list[int] = []
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    monkeypatch.setattr(socket, "create_server", lambda *_, family, **__: families.append(family))
+    listening("pod", 0, "spark.frames_port")
+    addresses.pop()
+    listening("pod", 0, "spark.frames_port")
+    assert families == [socket.AF_INET, socket.AF_INET6]
+
+
 @PORTS
 def test_an_address_that_cannot_be_listened_on_is_named_with_the_reason(
     key: str, serve: Callable[[str, int], Any]

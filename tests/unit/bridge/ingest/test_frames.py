@@ -7,8 +7,10 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -19,9 +21,11 @@ from bridge.ingest import frames as module
 from bridge.ingest.decode_records import decode_records
 from bridge.ingest.frames import STORED, FrameReceiver, FromElsewhere
 from bridge.ingest.watch.waits import Wait
+from bridge.settings.model import SparkSettings
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.received import Record
 from dev.harness.waiting import wait_until
+from tests.manual_clock import ManualClock
 from tests.paths import ROOT
 
 SEEN_S = 10
@@ -139,6 +143,52 @@ def test_one_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not Path(made.receiver.address).exists()
 
 
+@pytest.mark.fault("a stranger that sends a byte from time to time")
+def test_the_deadline_of_a_token_is_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection whose token is not whole after ten seconds is closed, however its bytes come."""
+    clock, connection = ManualClock(), mock.Mock()
+
+    def receive(_: int) -> bytes:
+        clock.advance(4_000)
+        return b"x"
+
+    monkeypatch.setattr(module, "SystemClock", lambda: clock)
+    connection.recv.side_effect = receive
+    assert module._in_time(connection, 33, module.TOKEN_S) == b"xxx"
+    assert [call.args[0] for call in connection.settimeout.call_args_list] == [10, 6, 2]
+
+
+@pytest.mark.fault("many strangers at the port for rows from executors")
+def test_strangers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of connections without a token, 64 are accepted, and others wait until one of them ends. Those of tasks do not
+    count."""
+    monkeypatch.setattr(module, "STRANGERS_MAX", 2)
+    read, strangers, counts = module._in_time, set[int](), []
+
+    def count(connection: socket.socket, *more: Any) -> bytes:
+        strangers.add(connection.fileno())
+        counts.append(len(strangers))
+        try:
+            return read(connection, *more)
+        finally:
+            strangers.discard(connection.fileno())
+
+    monkeypatch.setattr(module, "_in_time", count)
+    made, tasks, silent = Bench(), 3, 4
+    with made.receiver, ExitStack() as open_ones:
+        for _ in range(tasks):
+            open_ones.enter_context(made.connect()).sendall(TASK)
+        wait_until(lambda: made.tasks == tasks, SEEN_S, "the tasks")
+        others = [open_ones.enter_context(made.connect("")) for _ in range(silent)]
+        wait_until(lambda: len(counts) >= tasks + 2, SEEN_S, "two strangers")
+        last = open_ones.enter_context(made.connect())
+        last.sendall(TASK)
+        for each in others:
+            each.close()
+        wait_until(lambda: made.tasks == tasks + 1, SEEN_S, "it is accepted when others have ended")
+    assert max(counts) == 2 and not made.failures
+
+
 def test_a_reader_that_is_slow_holds_the_sender_up(bench: Bench) -> None:
     """The socket is the flow control: what is not taken stays on the other side."""
     gate, sent = threading.Event(), 0
@@ -248,6 +298,14 @@ def test_no_descriptor_to_listen_with_is_a_failure_after_which_the_query_begins_
     with pytest.raises(EnvironmentFailure) as raised, bench.receiver:
         pass
     assert raised.value.code == "DB-3059" and not list(tmp_path.iterdir())
+
+
+def test_without_a_cluster_the_socket_is_a_file() -> None:
+    """No port is open then, also with the settings of a cluster that is not used."""
+    elsewhere: dict[str, Any] = {"executor_host": "0.0.0.0", "frames_port": 4040}
+    assert FromElsewhere.of(SparkSettings(master="local[2]", **elsewhere)) is None
+    way = FromElsewhere.of(SparkSettings(master="spark://spark:7077", **elsewhere))
+    assert way == FromElsewhere(host="0.0.0.0", bind="0.0.0.0", port=4040)
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "a-name-that-nobody-has.invalid"])

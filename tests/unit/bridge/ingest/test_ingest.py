@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from bridge.ingest import queries
 from bridge.ingest.batches import reading_mark
 from bridge.ingest.batches.reader import CorruptBatch
 from bridge.ingest.decode_records import decode_records
+from bridge.ingest.frames import FromElsewhere
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.ingest.queries import FAILURES_MAX
@@ -558,6 +560,27 @@ def test_too_few_slots_are_waited_for_and_then_told(made: Callable[..., Bench]) 
 
     wait_until(ended, SEEN_S, "it ends")
     assert short.failures[0].code == "DB-3030" and short.failures[0].fields["slots"] == 1
+
+
+@pytest.mark.fault("a taken `spark.frames_port`, or too few slots")
+@pytest.mark.parametrize("is_port", [True, False])
+def test_a_query_that_cannot_begin_makes_no_partition_suspect(made: Callable[..., Bench], *, is_port: bool) -> None:
+    """The plain reader delivers until the process ends with the reason: no partition is left to the reader of single
+    batches, since no record is the reason."""
+    bench = made()
+    bench.slots = 2 if is_port else 1
+    with socket.create_server(("127.0.0.1", 0)) as taken, mock.patch.object(bench.suspects, "suspect") as suspect:
+        if is_port:
+            port = taken.getsockname()[1]
+            bench.ingest._queries._way = FromElsewhere(host="bridge", bind="127.0.0.1", port=port)
+        bench.begin()
+
+        def ended() -> bool:
+            bench.clock.advance(20_000)
+            return bool(bench.failures)
+
+        wait_until(ended, SEEN_S, "it ends")
+    assert bench.failures[0].code == ("DB-3029" if is_port else "DB-3030") and not suspect.called
 
 
 def test_a_restart_begins_where_the_store_stands(made: Callable[..., Bench]) -> None:

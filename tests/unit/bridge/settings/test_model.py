@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -25,6 +25,7 @@ from tests.paths import ROOT
 from timerstore.rows.position import OFFSET_MAX
 
 CANARY = "canary-7f3a"
+CLUSTER: Final[Mapping[str, Any]] = {"master": "spark://spark:7077", "executor_host": "bridge-0"}
 
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -150,6 +151,12 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
         ({"spark": {"conf": {"spark.master": "x"}}}, "spark.master"),
         ({"spark": {"conf": {"executor.cores": 1}}}, "spark.conf.spark.executor.cores"),
         ({"spark": {"master": "spark://spark:7077"}}, "spark.executor_host: is missing"),
+        ({"http": {"api_port": 8080}}, "http.api_port equals http.port"),
+        ({"spark": {**CLUSTER, "frames_port": 8080}}, "spark.frames_port equals http.port"),
+        (
+            {"spark": {**CLUSTER, "frames_port": 7078, "conf": {"spark.driver.port": 7078}}},
+            "spark.conf.spark.driver.port equals spark.frames_port",
+        ),
         ({"kafka": {"common": {"socket.timeout.ms": 1}}}, "allowed: 10..300000"),
         ({"kafka": {"common": {"linger.ms": None}}}, "is empty"),
     ],
@@ -160,6 +167,12 @@ def test_a_wrong_value_is_refused_with_its_path(tmp_path: Path, tree: dict[str, 
         load(write(tmp_path / "b.yaml", json.dumps(tree)), {})
     assert needle in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_ports_that_are_not_listened_on_may_be_equal() -> None:
+    """Those of an API that is off, of a cluster that is not used, and any free ones."""
+    Settings.of({"http": {"api": "off", "api_port": 8080}, "spark": {"frames_port": 8080}})
+    Settings.of({"http": {"port": 0, "api_port": 0}, "spark": {**CLUSTER, "conf": {"spark.driver.port": 0}}})
 
 
 @pytest.mark.parametrize("part", ["common", "consumer", "producer"])

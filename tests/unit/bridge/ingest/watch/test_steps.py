@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from bridge.errors import EnvironmentFailure
 from bridge.ingest import ingest as module
 from bridge.ingest import queries
+from bridge.ingest.query import REASON_CHARS_MAX, SparkQuery
 from bridge.ingest.watch.steps import REPORT_S, SILENT_S, QueryStep, Steps
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
@@ -154,3 +155,17 @@ def test_a_step_lasts_until_the_next_one_and_reports_are_rare() -> None:
     steps.serve()
     clock.advance(REPORT_MS)
     assert steps.is_over and steps.report() is None
+    steps.answer(SPARK)
+    steps.enter(QueryStep.END)
+    clock.advance(REPORT_MS)
+    assert steps.report() == {"waits_for": QueryStep.END.value, "seconds": 5}, "a late answer is not kept"
+
+
+def test_the_report_has_the_first_line_of_an_error() -> None:
+    """After a failure, Spark's word for the state of the query is the whole error."""
+    query = SparkQuery(mock.MagicMock(), kafka_options={}, group_prefix="", all_epochs={}, address="", token="")
+    query._started = mock.Mock(status={"message": "Terminated with exception: " + "x" * 999 + "\nat a.b.c"})
+    word = query.state()["query"]
+    assert isinstance(word, str) and word.startswith("Terminated with exception: x") and len(word) == REASON_CHARS_MAX
+    query._started.status["message"] = "Waiting\nat a.b.c"
+    assert query.state()["query"] == "Waiting"
