@@ -36,7 +36,7 @@ class CutSearch:
     """See the module. One thread searches; any may call `alarms`."""
 
     def __init__(self, beat: Beat = unwatched, directory: Path | None = None) -> None:
-        """`beat` is the heartbeat of the searching thread; the marks are in `directory` (None: there are none)."""
+        """`beat` is the heartbeat of the searching thread; the marks are in `directory` (None: no marks)."""
         self._beat = beat
         self._mark: ReadingMark | None = None
         self._suspects: Offsets = {}

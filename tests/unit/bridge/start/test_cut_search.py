@@ -22,12 +22,12 @@ WANTED = {name: ReadStretch(epoch=1, start=0, end=60) for name in (A, B, C)}
 
 
 class Machine:
-    """Processes that search the logs, one after the other. A kill leaves the files as they are."""
+    """Processes that search the logs, one after the other. A kill leaves the files unchanged."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.kills = False
-        """The next searches end their process, whatever they read."""
+        """The next searches end their process."""
         self.deadly: Collection[SourceName] = ()
         """Logs that end the process which reads them."""
         self.silent = False
