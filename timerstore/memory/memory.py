@@ -38,7 +38,7 @@ class Holder(Protocol):
     resident: Resident
 
     def retreat(self, bytes_max: int) -> None:
-        """Keep at most these bytes of ready rows, none of which is merged."""
+        """Keep at most these bytes of ready rows."""
 
 
 class Memory:

@@ -139,8 +139,8 @@ class Resident:
             self.place(rows)
 
     def retreat_frontier(self, budget_bytes: int, floor: Position) -> None:
-        """Move L back until the ready rows take at most `budget_bytes`; never below `floor` (invariant I8). No
-        row is merged with those of other logs."""
+        """Move L back until the ready rows take at most `budget_bytes`; never below `floor` (invariant I8)."""
+        self.give_back()
         last_in = self.ready.largest_within(self.frontier, budget_bytes)
         if last_in is None:
             return

@@ -237,7 +237,7 @@ class StoreState:
             self.memory.bound_ready_rows()
 
     def retreat(self, bytes_max: int) -> None:
-        """Move the frontier back until the ready rows, none of which is merged, take these bytes at most."""
+        """Move the frontier back until the ready rows take these bytes at most."""
         self.resident.retreat_frontier(bytes_max, self.floor())
 
     def wake(self) -> None:
