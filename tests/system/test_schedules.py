@@ -152,7 +152,7 @@ def test_pause_resume_and_run_now(site: Site) -> None:
             (b"moved", b"1")
         ]
         before = read_committed(site.bootstrap, site.target)
-        assert site.bridge.metrics()["recurring_messages"] == 1
+        wait_until(lambda: site.bridge.metrics()["recurring_messages"] == 1, DELIVERED_S_MAX, "the copy is read")
         pause(3)
         site.bridge.kill()
         site.bridge.start()
