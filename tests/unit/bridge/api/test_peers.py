@@ -376,7 +376,7 @@ def test_a_bulk_action_ends_everywhere_when_its_client_goes(monkeypatch: pytest.
             assert json.loads(as_file(response.iter_raw()).readline())["done"] > 0
         wait_until(lambda: len(logs) == 2, 20, lambda: str(logs))
     assert [each["outcome"] for each in logs] == ["broken off"] * 2
-    assert all(0 < len(each.dispatcher.sent) < 30_000 for each in made if each.dispatcher)
+    assert all(len(each.dispatcher.sent) < 30_000 for each in made if each.dispatcher)
 
 
 def test_an_export_has_the_messages_of_all() -> None:
