@@ -17,6 +17,7 @@ from dev.harness.kafka import Topics
 from tests.profiles import EXAMPLES, IS_NIGHTLY, SEED, seed
 from tests.spark_session import spark  # noqa: F401
 from tests.system.broker import Broker, start_broker
+from timerstore.clock import SystemClock
 
 # Machines are shared: an example that takes long says nothing about the code.
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=EXAMPLES, derandomize=not IS_NIGHTLY)
@@ -26,6 +27,8 @@ pytest_plugins = ["tests.distribution", "tests.outcomes"]
 
 NEEDS: Final = {"broker": "broker", "spark": "jvm", "chromium": "browser"}
 """Fixtures that start a server, however a test comes to ask for one, and the marker that says so."""
+
+FOLLOWER: Final = pace.Follower(SystemClock(), pace.loop_processor_s)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,17 +46,24 @@ def pytest_report_header() -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests are marked by their needs, and wait longer on a slow machine. Those of the night run in the night."""
+    """Tests are marked by their needs. Those of the night run in the night."""
     if not IS_NIGHTLY:
         later = [item for item in items if item.get_closest_marker("nightly") is not None]
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if item not in later]
-    usual_s = float(config.getini("timeout"))
     for item in items:
         for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(NEEDS[fixture])
-        own = item.get_closest_marker("timeout")
-        item.add_marker(pytest.mark.timeout(pace.scaled(own.args[0] if own else usual_s)), append=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Tests wait longer on a slow machine, also on one with a late change of its speed."""
+    FOLLOWER.follow()
+    own = item.get_closest_marker("timeout")
+    usual_s = own.args[0] if own else float(item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(pace.scaled(usual_s)), append=False)
+    return (yield)
 
 
 @pytest.hookimpl(trylast=True)

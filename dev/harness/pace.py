@@ -1,7 +1,8 @@
 """The slowness of this machine: the factor by which waiting helpers and time-outs of tests wait longer.
 
-It is measured once, at the start of a test session (`measured`), and handed to all its processes in a variable
-(`announce`). Outside of a session, and on a machine as fast as the one that deadlines were written on, it is 1.
+It is measured at the start of a test session (`measured`), and handed to all its processes in a variable (`announce`).
+A machine may become slower later: each process measures again between tests (`Follower`). Outside of a session, and on a
+machine as fast as the one that deadlines were written on, it is 1.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from timerstore.clock import SystemClock
+from timerstore.clock import Clock, SystemClock
 
 VARIABLE: Final = "DELAY_BRIDGE_PACE"
 CORES: Final = 2
@@ -27,6 +29,7 @@ FACTOR_MAX: Final = 20.0
 TURNS: Final = 1_000_000
 TRIES: Final = 3
 START_S_MAX: Final = 60
+AGAIN_S: Final = 60.0
 
 
 @cache
@@ -44,6 +47,34 @@ def announce(value: float) -> None:
     """Make `value` the factor of this process and of all that it starts from now on."""
     os.environ[VARIABLE] = f"{value:.2f}"
     factor.cache_clear()
+
+
+class Follower:
+    """Measures the machine's speed once a minute, in processor time: deadlines include the load of other processes."""
+
+    def __init__(self, clock: Clock, loop_s: Callable[[], float]) -> None:
+        """`loop_s` returns the processor time of the loop, in seconds."""
+        self._clock, self._loop_s = clock, loop_s
+        self._looked_s = clock.monotonic_s()
+
+    def follow(self) -> None:
+        """Raise the factor if a minute has passed and the machine is slower. It never falls within a session."""
+        if self._clock.monotonic_s() - self._looked_s < AGAIN_S:
+            return
+        value = factor_of(self._loop_s() / LOOP_S, len(os.sched_getaffinity(0)))
+        self._looked_s = self._clock.monotonic_s()
+        if value > factor():
+            announce(value)
+
+
+def loop_processor_s() -> float:
+    """The processor time of the loop, in seconds; the shortest of three."""
+    taken_s = []
+    for _ in range(TRIES):
+        began_s = time.thread_time()
+        _loop()
+        taken_s.append(time.thread_time() - began_s)
+    return min(taken_s)
 
 
 def measured() -> float:

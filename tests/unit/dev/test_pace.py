@@ -6,6 +6,7 @@ import pytest
 
 from dev.harness import pace
 from dev.harness.waiting import wait_until
+from tests.manual_clock import ManualClock
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,25 @@ def test_every_process_of_a_session_has_its_factor(monkeypatch: pytest.MonkeyPat
     try:
         pace.announce(2.5)
         assert pace.factor() == 2.5 and pace.scaled(4) == 10
+    finally:
+        monkeypatch.undo()
+        pace.factor.cache_clear()
+
+
+def test_a_late_change_of_the_machines_speed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look a minute; the factor never falls within a session."""
+    monkeypatch.setenv(pace.VARIABLE, "1")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    clock, loops_s = ManualClock(), iter([5 * pace.LOOP_S, pace.LOOP_S])
+    follower = pace.Follower(clock, lambda: next(loops_s))
+    try:
+        pace.factor.cache_clear()
+        factors = []
+        for _ in range(3):
+            follower.follow()
+            factors.append(pace.factor())
+            clock.advance(round(pace.AGAIN_S * 1000))
+        assert factors == [1, 5, 5]
     finally:
         monkeypatch.undo()
         pace.factor.cache_clear()
