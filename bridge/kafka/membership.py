@@ -224,14 +224,21 @@ class Ownership:
                 return _states_of(answers, partitions if strict is None else strict)
             if is_fenced(error):
                 raise fenced(error)
+            if left <= 0 and is_patient and not self._stop.is_set():
+                reason = self._explain()
+                if reason is not None:
+                    raise reason
+                # The explanation waits for repairs, which end open transactions: one more attempt.
+                is_patient, deadline = False, self._clock.monotonic_s() + READ_SLICE_S
+                continue
             if _is_refused(error) or is_fatal(error) or left <= 0 or self._stop.is_set():
-                raise (self._explain() if left <= 0 and is_patient else None) or EnvironmentFailure(
+                raise EnvironmentFailure(
                     "cannot read the committed offsets",
                     hint=_hint(error),
                     reason=error.str(),
                     waited_s=timeout_s,
                     code="DB-3007",
-                ) from None
+                )
             self._stop.wait(0.1)
 
     def _committed(self, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:

@@ -98,7 +98,7 @@ class MarkerRepair:
         self, settings: Settings, ask: States, forgotten_as: Outcome | None = None, answers_s: float = ANSWERS_S
     ) -> None:
         """`forgotten_as`: an operator's choice for transactions that their coordinators have forgotten; `explain` waits
-        up to `answers_s` for the others' outcomes."""
+        up to `answers_s` for outcomes."""
         self._settings = settings
         self._ask = ask
         self._forgotten_as = forgotten_as
@@ -157,9 +157,9 @@ class MarkerRepair:
 
     def explain(self) -> StateError | None:
         """Why offsets stay pending for longer than the longest transaction: the outcome of one is unknown. None: for
-        another reason, or one that may pass."""
+        another reason, or one that may pass. Waits for questions and repairs under way."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._unrepaired, self._answers_s if self._forgotten else 0)
+            self._changed.wait_for(lambda: not self._unrepaired, self._answers_s)
         try:
             is_known = self._unrepaired or not self._forgotten or not are_offsets_pending(self._settings)
         except KafkaException:

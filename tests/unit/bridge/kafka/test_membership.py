@@ -107,3 +107,18 @@ def test_only_a_whole_wait_for_pending_offsets_is_explained(timeout_s: float | N
     with mock.patch.object(ownership._mailbox, "call", side_effect=pending), pytest.raises(BridgeError) as raised:
         ownership.read_committed_states([("delay", 0)], timeout_s)
     assert raised.value.code == code
+
+
+@pytest.mark.fault("a late answer about the outcome of a lost transaction")
+def test_committed_offsets_are_read_once_more_after_the_explanation() -> None:
+    """The explanation waits for repairs, which end open transactions."""
+    repairs = []
+    ownership = Ownership(
+        config={}, group_id="g", instance_id="i", topics=["delay"], listener=Listener(), clock=SystemClock(),
+        pending_s=0, explain=lambda: repairs.append("ended"),
+    )  # fmt: skip
+    pending = KafkaException(KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT, retriable=True))
+    answers = [TopicPartition("delay", 0, -1001)]
+    with mock.patch.object(ownership._mailbox, "call", side_effect=[pending, answers]):
+        assert ownership.read_committed_states([("delay", 0)]) == {("delay", 0): None}
+    assert repairs == ["ended"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
@@ -60,6 +61,29 @@ def test_the_verdict_waits_for_the_outcomes_of_all_ids(monkeypatch: pytest.Monke
     with ThreadPoolExecutor(1) as pool:
         explained = pool.submit(repair.explain)
         repair.concluded("a.2")
+        found = explained.result()
+    assert found is not None and found.fields["ids"] == "a"
+
+
+def test_a_question_without_an_answer_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine Java's first answer takes longer than the wait for committed offsets."""
+    monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: True)
+    monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
+    asked, answered = threading.Event(), threading.Event()
+
+    def ask(_: object) -> dict[str, str | None]:
+        asked.set()
+        assert answered.wait(60)
+        return {"a": "Empty"}
+
+    repair = MarkerRepair(cast("Settings", None), ask)
+    with ThreadPoolExecutor(2) as pool:
+        outcome = pool.submit(repair.outcome_of, "a")
+        assert asked.wait(60)
+        explained = pool.submit(repair.explain)
+        assert not explained.done()
+        answered.set()
+        assert outcome.result() is None
         found = explained.result()
     assert found is not None and found.fields["ids"] == "a"
 
