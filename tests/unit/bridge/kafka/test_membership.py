@@ -86,7 +86,7 @@ def test_one_that_comes_back_after_its_session_may_be_fenced_by_itself(
 
 
 def test_a_commit_of_anothers_that_is_not_the_bridges_is_left_out() -> None:
-    """Whoever needs it is told; where it is another instance's, that is."""
+    """Only a strict reader gets the error."""
     mine, others = ("delay", 0), ("delay", 1)
     answers = [TopicPartition(*mine, -1001), TopicPartition(*others, 5)]
     assert membership._states_of(answers, [mine]) == {mine: None}

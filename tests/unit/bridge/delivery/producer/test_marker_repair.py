@@ -1,4 +1,4 @@
-"""MarkerRepair: what is said to be forgotten. (Real brokers that lose a transaction's end: tests/broker.)"""
+"""MarkerRepair: forgotten outcomes. (Real brokers that lose a transaction's end: tests/broker.)"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_nothing_is_forgotten_while_another_id_is_being_initialised(monkeypatch:
 
 
 def test_nothing_is_forgotten_while_what_a_kill_left_open_is_being_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is what is pending, and nobody asks about its id a second time."""
+    """Its offsets are pending, and nobody asks about its id a second time."""
     monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: True)
     monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
     repair = MarkerRepair(cast("Settings", None), each({"a": "Empty", "a.2": "Ongoing"}), answers_s=0)
