@@ -11,6 +11,7 @@ make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts 
 make bench BENCH_ARGS="--only assignment"   two instances, three million pending: one stops, returns, dies (ten minutes)
 make bench BENCH_ARGS="--only outages"  twenty outages of the only broker at 2,000/s, and the same for a plain producer
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
+make bench BENCH_ARGS="--only costs --partitions 32"   a delay topic with 32 partitions (4 by default)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 from bench import dead_target
 from bench.assignment import assignment
-from bench.bridge import WARMED, Bridge, bridge_on_broker, pause, run_program, warm_up
+from bench.bridge import PARTITIONS, WARMED, Bridge, bridge_on_broker, pause, run_program, warm_up
 from bench.bulk import bulk_cancel
 from bench.costs import costs
 from bench.load import VALUE_BYTES
@@ -51,10 +52,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=30, help="time before and after the loss of a target")
     parser.add_argument("--minutes", type=int, default=60, help="length of the soak")
     parser.add_argument("--outages", type=int, default=20, help="approximate number of outages of the broker")
+    parser.add_argument("--partitions", type=int, default=PARTITIONS, help="partitions of the delay topic")
     arguments = parser.parse_args()
     report = Report()
     for name in arguments.only or [name for name in SCENARIOS if name not in APART]:
-        with bridge_on_broker() as bridge:
+        with bridge_on_broker(arguments.partitions) as bridge:
             SCENARIOS[name](bridge, arguments, report)
     report.print()
 

@@ -27,7 +27,7 @@ def assignment(bridge: Bridge, arguments: argparse.Namespace, report: Report) ->
     for good. For each of these minutes: the lateness on the partitions that stay with the first one, against the minute
     before it."""
     pending = 3 * arguments.messages
-    second = Bridge(bridge.broker, bridge.directory / "second", instance="b")
+    second = Bridge(bridge.broker, bridge.directory / "second", instance="b", partitions=bridge.partitions)
     for one in (bridge, second):
         one.configure(AWAY)
     marks: list[tuple[str, int]] = []

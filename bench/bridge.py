@@ -32,10 +32,14 @@ WARMED: Final = WARM_S * WARM_RATE
 class Bridge(BridgeProcess):
     """One bridge with `start`, `kill` and `stop`; its broker, and a clock for measurements."""
 
-    def __init__(self, broker: EmbeddedBroker, directory: Path, instance: str = "a") -> None:
-        config = {"delay_topics": {DELAY_TOPIC: {"partitions": PARTITIONS}}}
+    def __init__(
+        self, broker: EmbeddedBroker, directory: Path, instance: str = "a", partitions: int = PARTITIONS
+    ) -> None:
+        """`partitions` is the number of partitions of the delay topic."""
+        config = {"delay_topics": {DELAY_TOPIC: {"partitions": partitions}}}
         super().__init__(directory, broker.bootstrap, DELAY_TOPIC, id="bench", instance=instance, config=config)
         self.broker = broker
+        self.partitions = partitions
         self.clock = SystemClock()
         self.peak_bytes = 0
         """The largest resident size of all starts, sampled."""
@@ -80,13 +84,13 @@ class Bridge(BridgeProcess):
 
 
 @contextmanager
-def bridge_on_broker() -> Iterator[Bridge]:
-    """A bridge (not started) and a fresh broker with the targets."""
+def bridge_on_broker(partitions: int = PARTITIONS) -> Iterator[Bridge]:
+    """A bridge (not started), a delay topic of that many partitions, and a fresh broker with the targets."""
     with EmbeddedBroker() as broker, tempfile.TemporaryDirectory(prefix="delay-bridge-bench-") as directory:
         topics = Topics(broker.bootstrap)
         for name in TARGETS:
             topics.create(exactly=name, partitions=PARTITIONS)
-        with Bridge(broker, Path(directory)) as bridge, bridge.sampled():
+        with Bridge(broker, Path(directory), partitions=partitions) as bridge, bridge.sampled():
             yield bridge
 
 

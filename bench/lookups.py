@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.bridge import PARTITIONS, Bridge, pause, run_program
+from bench.bridge import Bridge, pause, run_program
 from bench.load import DELAY_TOPIC, TARGETS
 from bench.on_time import tell_process
 from bench.receive import percentiles
@@ -50,7 +50,7 @@ def lookups(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     scenario = f"{count / 1_000_000:g}M pending"
     searches: dict[str, tuple[Callable[[], Any], str]] = {
         "by id": (lambda: ask("messages", id=f"id-{chance.randrange(ids)}"), "p99 <= 100 ms"),
-        "by origin": (lambda: ask("messages", origin=_origin(chance, count)), "p99 <= 100 ms"),
+        "by origin": (lambda: ask("messages", origin=_origin(chance, bridge.partitions, count)), "p99 <= 100 ms"),
         "by key, limit 100": (
             lambda: ask("messages", key=f"key-{chance.randrange(10_000)}", limit=100),
             "<= 1,000 ms",
@@ -82,8 +82,8 @@ def search_times(bridge: Bridge, search: Callable[[], Any]) -> dict[str, float]:
     return percentiles(np.array(taken_ms))
 
 
-def _origin(chance: random.Random, count: int) -> str:
-    return f"{DELAY_TOPIC}/{chance.randrange(PARTITIONS)}/{chance.randrange(int(0.9 * count / PARTITIONS))}"
+def _origin(chance: random.Random, partitions: int, count: int) -> str:
+    return f"{DELAY_TOPIC}/{chance.randrange(partitions)}/{chance.randrange(int(0.9 * count / partitions))}"
 
 
 def _lateness(bridge: Bridge, scenario: str, report: Report, *searches: Callable[[], Any]) -> tuple[float, float]:

@@ -141,7 +141,7 @@ def kills(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None
 def rolling(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:
     """Two instances under load: a second one joins, then each is restarted. The lateness of messages meanwhile, beside
     the same load before, and of the partitions that stay."""
-    second = Bridge(bridge.broker, bridge.directory / "second", instance="b")
+    second = Bridge(bridge.broker, bridge.directory / "second", instance="b", partitions=bridge.partitions)
     low, high = "1000", "3000"
     marks: list[tuple[str, int]] = []
 
