@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from typing import TypeVar
 
 import pyarrow.compute as pc
 
 from timerstore.errors import Misuse
 from timerstore.limits import DEFAULTS, Limits
 from timerstore.memory.memory import Memory
-from timerstore.memory.sorted_runs import RowRefs
+from timerstore.memory.sorted_runs import EMPTY, RowRefs
 from timerstore.operations import recovery, stats
 from timerstore.operations.export import Export, export
 from timerstore.operations.find import (
@@ -43,6 +44,8 @@ from timerstore.operations.timer_wheel import TimerWheel
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.cuts import Cuts
 from timerstore.rows.position import AT_MIN, ORIGIN, Position, Progress
+
+T = TypeVar("T")
 
 
 class TimerStore:
@@ -204,13 +207,18 @@ class TimerStore:
                 pending += pc.sum(pc.greater_equal(batch.column("offset"), offset)).as_py() or 0
         return pending
 
-    def trimmed(self, log_start: int, merged: RowRefs | None = None) -> Trimmed:
+    def trimmed(self, log_start: int) -> Trimmed:
         """Unfinished rows that this store alone has, because the log begins at `log_start` only; see there."""
-        return stats.trimmed(self.state, log_start, merged)
+        return self._below(log_start, stats.trimmed)
 
-    def may_hold_below(self, bound: int, merged: RowRefs | None = None) -> bool:
+    def may_hold_below(self, bound: int) -> bool:
         """Whether rows below an offset may be unfinished; see `stats.may_hold_below`."""
-        return stats.may_hold_below(self.state, bound, merged)
+        return self._below(bound, stats.may_hold_below)
+
+    def _below(self, bound: int, look: Callable[[StoreState, int], Callable[[RowRefs], T]]) -> T:
+        with self.state.lock:
+            merged, examine = self.state.memory.merged.below({self.state.log: bound}), look(self.state, bound)
+        return examine(merged().get(self.state.log, EMPTY))
 
     def close_intake(self) -> None:
         """Take in no more rows: `append` raises Closed, even while it waits. Delivery and flushes go on."""

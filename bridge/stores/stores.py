@@ -45,7 +45,9 @@ from timerstore.errors import Closed, Corrupt, Misuse
 from timerstore.limits import Limits
 from timerstore.memory.memory import Memory
 from timerstore.memory.sorted_runs import EMPTY, RowRefs
+from timerstore.operations import stats
 from timerstore.operations.find import ORIGINALS_MAX, ROWS_MAX, SCANNED_ROWS_MAX, Count
+from timerstore.operations.state import StoreState
 from timerstore.operations.stats import Stats, Trimmed
 from timerstore.rows.position import AT_MIN, Progress
 from timerstore.store import TimerStore
@@ -433,21 +435,23 @@ class Stores:
 
     def trimmed(self, log_starts: Mapping[SourceName, int]) -> dict[SourceName, Trimmed]:
         """The partitions with unfinished rows that only their stores have, because the records are gone from Kafka."""
-        found = self._below(log_starts, TimerStore.trimmed)
+        found = self._below(log_starts, stats.trimmed)
         return {name: each for name, each in found.items() if each.is_any}
 
     def may_hold_below(self, bounds: Mapping[SourceName, int]) -> set[SourceName]:
         """The partitions in which rows below these offsets may be unfinished."""
-        return {name for name, is_any in self._below(bounds, TimerStore.may_hold_below).items() if is_any}
+        return {name for name, is_any in self._below(bounds, stats.may_hold_below).items() if is_any}
 
     def _below(
-        self, bounds: Mapping[SourceName, int], look: Callable[[TimerStore, int, RowRefs], T]
+        self, bounds: Mapping[SourceName, int], look: Callable[[StoreState, int], Callable[[RowRefs], T]]
     ) -> dict[SourceName, T]:
-        """A look below an offset of each open partition; one pass over merged rows serves all."""
+        """A look below an offset of each open partition; one pass over merged rows, without the lock, serves all."""
         here = [(entry, bounds[name]) for name, entry in self._entries.items() if name in bounds]
         with self.memory.lock:
-            merged = self.memory.merged.below({entry.lender.source: bound for entry, bound in here})
-            return {e.name: look(e.store, bound, merged.get(e.lender.source, EMPTY)) for e, bound in here}
+            merged_below = self.memory.merged.below({entry.lender.source: bound for entry, bound in here})
+            looks = [(entry, look(entry.store.state, bound)) for entry, bound in here]
+        merged = merged_below()
+        return {entry.name: examine(merged.get(entry.lender.source, EMPTY)) for entry, examine in looks}
 
     def _must_be_known(self, after: NamedPosition | None) -> None:
         if after is not None:

@@ -37,12 +37,18 @@ class MergedRows(SortedRuns):
         """The number of a log's rows, and their bytes."""
         return self._size_of.get(log, (0, 0))
 
-    def below(self, offsets: Mapping[int, int]) -> dict[int, RowRefs]:
-        """By log, its rows below its offset; by one pass over the rows of all logs."""
+    def below(self, offsets: Mapping[int, int]) -> Callable[[], dict[int, RowRefs]]:
+        """A function that returns, by log, the present rows below its offset. It needs no lock, and passes once over
+        the rows of all logs."""
         bound: Int64s = np.zeros(max((*offsets, *self._size_of), default=-1) + 1, np.int64)
         bound[[*offsets]] = [*offsets.values()]
-        rows = concat([run[(run.offset & OFFSET_MAX) < bound[run.offset >> OFFSET_BITS]] for run in self._runs])
-        return {log: plain(rows[mine]) for log, mine in groups(rows.offset >> OFFSET_BITS)}
+        runs = self._runs[:]
+
+        def look() -> dict[int, RowRefs]:
+            rows = concat([run[(run.offset & OFFSET_MAX) < bound[run.offset >> OFFSET_BITS]] for run in runs])
+            return {log: plain(rows[mine]) for log, mine in groups(rows.offset >> OFFSET_BITS)}
+
+        return look
 
     def insert(self, rows: RowRefs) -> None:
         super().insert(rows)

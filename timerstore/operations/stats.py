@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from timerstore.memory.pending import SLOT_MS
-from timerstore.memory.sorted_runs import EMPTY, RowRefs
+from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.state import StoreState
 from timerstore.rows.position import AT_MAX
 
@@ -138,9 +138,9 @@ class Trimmed:
     can_flush: bool = False
 
 
-def trimmed(state: StoreState, log_start: int, merged: RowRefs | None) -> Trimmed:
-    """Unfinished rows that only this store has; `log_start` is the log's first offset, and `merged` has the merged rows
-    below it, if they are known.
+def trimmed(state: StoreState, log_start: int) -> Callable[[RowRefs], Trimmed]:
+    """Unfinished rows that only this store has; `log_start` is the log's first offset. The state is that of now; the
+    result examines it without the lock, and gets the merged rows below `log_start`.
 
     Rows in memory are examined one by one. Of a segment only the last row is, from the footer. So no alarm is false,
     but one may be late by a segment's length.
@@ -149,31 +149,31 @@ def trimmed(state: StoreState, log_start: int, merged: RowRefs | None) -> Trimme
         resident = state.resident
         lasts = (segment.last for segment in state.timerlog if segment.last.offset < log_start)
         is_any = not all(resident.committed.finishes(last.offset + 1, last) for last in lasts)
-        is_unstored = can_flush = False
-        for gone in _in_memory_below(state, log_start, merged):
-            is_any |= len(gone) > 0
-            unstored = gone[~resident.is_stored(gone)]
-            is_unstored |= len(unstored) > 0
-            can_flush |= bool((unstored.offset < resident.covered()).any())
-        return Trimmed(is_any, is_unstored, can_flush)
+        rows, stored, covered = _in_memory(state), resident.stored, resident.covered()
 
-
-def may_hold_below(state: StoreState, bound: int, merged: RowRefs | None) -> bool:
-    """Whether rows below this offset may be unfinished. It may be wrongly true, never wrongly false. `merged`: as for
-    `trimmed`."""
-    with state.lock:
-        position = state.resident.position
-        if any(segment.begin < bound and segment.last > position for segment in state.timerlog):
-            return True
-        return bool((state.rows_on_loan().offset < bound).any()) or any(
-            map(len, _in_memory_below(state, bound, merged))
+    def examine(merged: RowRefs) -> Trimmed:
+        offsets = [each.offset[each.offset < log_start] for each in (merged, *rows)]
+        unstored = [each[each >= stored] for each in offsets]
+        return Trimmed(
+            is_any=is_any or any(map(len, offsets)),
+            is_unstored=any(map(len, unstored)),
+            can_flush=any(bool((each < covered).any()) for each in unstored),
         )
 
+    return examine
 
-def _in_memory_below(state: StoreState, bound: int, merged: RowRefs | None) -> Iterator[RowRefs]:
+
+def may_hold_below(state: StoreState, bound: int) -> Callable[[RowRefs], bool]:
+    """Whether rows below this offset may be unfinished. It may be wrongly true, never wrongly false. The result: as
+    that of `trimmed`."""
+    with state.lock:
+        position = state.resident.position
+        is_stored = any(segment.begin < bound and segment.last > position for segment in state.timerlog)
+        rows = [state.rows_on_loan(), *_in_memory(state)]
+    return lambda merged: is_stored or any(bool((each.offset < bound).any()) for each in (merged, *rows))
+
+
+def _in_memory(state: StoreState) -> list[RowRefs]:
+    """The rows in memory of this log, but for merged and lent ones."""
     resident = state.resident
-    if merged is None:
-        merged = state.memory.merged.below({state.log: bound}).get(state.log, EMPTY)
-    yield merged
-    for rows in (*resident.ready.own_runs(), *resident.memtable, resident.overtaken.all()):
-        yield rows[rows.offset < bound]
+    return [*resident.ready.own_runs(), *resident.memtable, resident.overtaken.all()]

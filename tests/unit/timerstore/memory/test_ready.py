@@ -94,7 +94,7 @@ def test_rows_of_several_logs_leave_in_one_order_wherever_they_are(
         assert log.first_at_ms() == min((at for at, _ in expected), default=None)
     bounds = {log: 30 * (log + 1) for log in range(LOGS)}
     below = {each for each in all_merged if each[2] < bounds[each[1]]}
-    found_below = {log: found for log, found in merged.below(bounds).items() if len(found)}
+    found_below = {log: found for log, found in merged.below(bounds)().items() if len(found)}
     assert {(at, log, o) for log, f in found_below.items() for at, o in zip(f.at, f.offset, strict=True)} == below
     assert chunks._live[list(chunks._payload)].sum() == sum(map(len, logs))
     merged.give_back(logs)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.unit.timerstore.rig import NOW_MS, Rig
 from timerstore.limits import Limits
+from timerstore.memory.sorted_runs import EMPTY
+from timerstore.operations import stats
 from timerstore.operations.stats import Trimmed
 
 FAR = NOW_MS + 10_000_000
@@ -22,6 +25,20 @@ def test_rows_in_memory_are_looked_at_one_by_one(tmp_path: Path) -> None:
     assert rig.store.trimmed(1).can_flush
     rig.store.maintenance.flush(NOW_MS)
     assert rig.store.trimmed(2) == Trimmed(is_any=True)
+
+
+def test_rows_are_examined_without_the_lock(tmp_path: Path) -> None:
+    """Delivery goes on during a pass over a million rows; the answer is that of the moment before."""
+    rig = Rig(tmp_path)
+    rig.produce(FAR, FAR + 1)
+    rig.ingest()
+    state = rig.store.state
+    looks = stats.trimmed(state, 1), stats.may_hold_below(state, 1)
+    merged = state.memory.merged.below({state.log: 1})
+    with ThreadPoolExecutor(1) as pool, state.lock:
+        rows = pool.submit(merged).result(60).get(state.log, EMPTY)
+        found = [pool.submit(look, rows).result(60) for look in looks]
+    assert found == [Trimmed(is_any=True, is_unstored=True), True]
 
 
 def test_what_is_finished_may_be_gone(tmp_path: Path) -> None:
