@@ -28,7 +28,7 @@ def test_rows_in_memory_are_looked_at_one_by_one(tmp_path: Path) -> None:
 
 
 def test_rows_are_examined_without_the_lock(tmp_path: Path) -> None:
-    """Delivery goes on during a pass over a million rows; the answer is that of the moment before."""
+    """Delivery goes on during a pass over a million rows. The answer concerns the moment before it."""
     rig = Rig(tmp_path)
     rig.produce(FAR, FAR + 1)
     rig.ingest()
