@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 from bridge.checks.finding import Context, Finding, failed, ok, warned
 from bridge.errors import StateError
@@ -62,6 +63,28 @@ def _of_room(directory: Path, free: int, flush: int, *, has_index: bool) -> Find
         remedy = "free some space: pending messages are kept here"
         return warned("directory", detail, remedy)
     return ok("directory", detail)
+
+
+def check_remote(context: Context) -> Iterator[Finding]:
+    """Shared storage can be written, listed, read and deleted. Only `check` asks: a start goes on without it."""
+    name, uri = "shared storage", context.settings.store.remote
+    if uri is None:
+        return
+    from bridge.remote.objects import Objects, RemoteTrouble
+
+    objects, key = Objects(uri), f"check-{uuid4().hex}/written"
+    try:
+        objects.put(key, b"x")
+        is_listed = key in objects.keys(key.partition("/")[0], lambda: None)
+        is_read = objects.get(key) == b"x"
+        objects.delete(key)
+    except RemoteTrouble as trouble:
+        yield warned(name, str(trouble), "correct store.remote, its credentials and its rights; delivery does without")
+        return
+    if is_listed and is_read:
+        yield ok(name, uri)
+    else:
+        yield warned(name, f"{uri}: a new object is not found", "use storage that lists and reads new objects at once")
 
 
 def check_directory_identity(context: Context) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from bridge.checks.host import (
     check_java,
     check_java_client,
     check_java_properties,
+    check_remote,
 )
 from bridge.checks.topics import check_dead_letter_topics, check_default_targets, check_delay_topics
 from bridge.errors import BridgeError, EnvironmentFailure
@@ -58,8 +59,8 @@ def run_checks(
     )
     findings = list(check_brokers(context))
     reached = all(finding.status != "failed" for finding in findings)
-    java_checks = () if create or not reached else (check_java_client,)
-    for check in (*(BROKER_CHECKS if reached else ()), *LOCAL_CHECKS, *java_checks):
+    slow_checks = () if create else (check_remote, *((check_java_client,) if reached else ()))
+    for check in (*(BROKER_CHECKS if reached else ()), *LOCAL_CHECKS, *slow_checks):
         findings += _guarded(check, context)
     return findings
 

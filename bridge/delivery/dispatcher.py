@@ -66,6 +66,7 @@ from bridge.stores.names import Offsets, SourceName
 from bridge.stores.stores import Life, Stores
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
+from bridge.wire.committed_state import Manifest
 from timerstore.clock import Clock
 
 NOTHING_S: Final = 0.01
@@ -201,6 +202,11 @@ class Dispatcher:
         with self._life.changed:
             self._partitions.expect(states, log_ends)
             self._pauses.read(states.values())
+
+    def manifest_of(self, name: SourceName) -> Manifest | None:
+        """The manifest that Kafka names for a partition, by the last commit. Any thread."""
+        state = self._partitions.states.get(name) or self._partitions.coming.get(name)
+        return None if state is None else state.manifest
 
     def go_on_without(self, gone: Collection[SourceName], revocations: int) -> None:
         """Deliver on from the same store after these partitions were given up; `revocations` counts that. Only after

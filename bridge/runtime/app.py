@@ -34,9 +34,10 @@ from bridge.kafka.membership import Ownership
 from bridge.runtime import credentials, wiring
 from bridge.runtime.answers import Answers
 from bridge.runtime.command_sender import CommandSender
+from bridge.runtime.context import PipelineContext
 from bridge.runtime.credentials import Credentials, connect
 from bridge.runtime.gauges import Lag, snapshot
-from bridge.runtime.pipeline import Pipeline, PipelineContext
+from bridge.runtime.pipeline import Pipeline
 from bridge.runtime.restart import Restart, set_back_again
 from bridge.runtime.stop_signals import stop_signals
 from bridge.settings.clients import librdkafka
@@ -301,6 +302,7 @@ class Application:
             on_plan=wiring.plan_reader(self._pauses, planner),
             identity=self._identity,
             beat=self._beat,
+            remote=wiring.make_remote(settings, self._clock, self._metrics, self._hearts),
         )
         self._resuming = wiring.make_resuming(context, self._pauses, commands, lambda: self._pipeline)
         return context
@@ -466,6 +468,7 @@ class Application:
             failing={} if self._targets is None else self._targets.failing(),
             paused_s=self._pauses.ages_s(),
             corrupt_batches={} if pipeline is None else pipeline.corrupt_batches(),
+            remote_age_s=None if pipeline is None or pipeline.uploads is None else pipeline.uploads.age_s(),
         )
         if pipeline is None or pipeline.store is None:
             return base

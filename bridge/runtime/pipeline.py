@@ -3,6 +3,7 @@
 A partition that comes, at a start or by a change of the assignment, takes these steps (`_take_on`):
 
     plan        the committed (O, P), the first commits if due, and decode epochs: start/first_commits.py
+    adopt       with store.remote: fetch a better index than the local one, and plan anew: remote/adoption.py
     open        the index of its directory
     catch up    read from the end of the index up to O; no delivery before (invariant I6)
     go live     once commands from before its arrival are read: delivery/commands_first.py
@@ -21,14 +22,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.states import AT_REST
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
@@ -39,16 +38,14 @@ from bridge.ingest.plain_reader import PlainReader
 from bridge.ingest.query import SparkQuery
 from bridge.ingest.watch.waits import Wait
 from bridge.install import connector
-from bridge.kafka.admin import Cluster
-from bridge.kafka.membership import Membership, Ownership
+from bridge.kafka.membership import Membership
+from bridge.runtime.context import PipelineContext
 from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.settings.clients import java, librdkafka
-from bridge.settings.model import Settings
 from bridge.spark.session import end_jvm, intact
 from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import GONE, StartFacts, StartPlan
-from bridge.start.identity_watch import IdentityWatch
 from bridge.start.index import Indexes, as_bridge_errors, drop_earlier, find_index, find_indexes, make_stores, openings
 from bridge.start.oldest import OldestRecords
 from bridge.start.retention import RetentionGuard, ingest_start, looked_into, note_gone
@@ -57,15 +54,17 @@ from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import Offsets, SourceName, texts_of
 from bridge.stores.opening import Prepared
 from bridge.stores.stores import DELIVERS, Life, Stores
-from bridge.telemetry.health import Health, LongWork, Phase
-from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, START_S, Beat, Heartbeats, unwatched
-from bridge.telemetry.metrics import Metrics
+from bridge.telemetry.health import LongWork, Phase
+from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, START_S
+from bridge.wire.committed_state import Manifest
 from bridge.wire.decode_epochs import DecodeEpochs
-from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
+from timerstore.store import TimerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from bridge.remote.uploads import Uploads
 
 INGEST, QUERY, MAINTENANCE = "ingest", "query", "maintenance"
 """Names of hearts."""
@@ -74,35 +73,11 @@ FLUSH_S: Final = Wait.FLUSH_OF_GONE.s
 """The longest wait of a revocation for a flush, which saves reading again if the partitions come back soon."""
 STEP_S: Final = Wait.STEP_OF_MAINTENANCE.s
 """The longest wait of new partitions for the present step of maintenance, which may concern their directories."""
+ADOPTION_LOOK_S: Final = 0.2
 END_S_MAX: Final = 5.0
 """The time of maintenance at the end of the process, which must take less than `app.STOP_S_MAX`."""
 
 log = structlog.get_logger("bridge.runtime.pipeline")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineContext:
-    """The parts that outlive a pipeline and serve each one."""
-
-    settings: Settings
-    clock: Clock
-    cluster: Cluster
-    spark: Future[SparkSession]
-    make_session: Callable[[], SparkSession]
-    ownership: Ownership
-    dispatcher: Dispatcher
-    metrics: Metrics
-    health: Health
-    hearts: Heartbeats
-    on_fatal: Callable[[BridgeError], None]
-    on_rebuild: Callable[[], None]
-    on_held: Callable[[], None]
-    """Called when the partitions to deliver have changed, or one must come again."""
-    identity: IdentityWatch
-    beat: Beat = unwatched
-    """The heartbeat of the thread that starts a pipeline."""
-    on_plan: Callable[[StartPlan], None] = lambda _: None
-    """Called before the first delivery from its partitions."""
 
 
 class Pipeline:
@@ -127,6 +102,7 @@ class Pipeline:
         self._ingest: Ingest | None = None
         self._suspects: Suspects | None = None
         self._maintenance: MaintenanceThread | None = None
+        self.uploads: Uploads | None = None
         self._directory: StoreDirectory | None = None
         self.store: Stores | None = None
         self.retention: RetentionGuard | None = None
@@ -144,6 +120,12 @@ class Pipeline:
         directory = self._directory = find_index(context.settings, context.cluster, without=without, assigned=assigned)
         indexes = find_indexes(directory, self._owned, context.clock.now_ms())
         plan = self._plan(directory, indexes, self._owned, self._member)
+        if plan is not None and context.remote is not None and context.remote.adopt(indexes, plan):
+            context.health.enter(Phase("recovering", reasons=("fetching indexes from store.remote",)))
+            while not (context.remote.adoption.wait(ADOPTION_LOOK_S) or self._cancelled.is_set()):
+                context.beat(START_S)
+            indexes = find_indexes(directory, self._owned, context.clock.now_ms())
+            plan = self._plan(directory, indexes, self._owned, self._member)
         if plan is None or self._cancelled.is_set():
             return False
         self._windows = plan.windows
@@ -152,6 +134,10 @@ class Pipeline:
         store = self.store = make_stores(directory, context.cluster, context.settings, plan, context.on_held)
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
+        if context.remote is not None:
+            self.uploads = context.remote.begin_uploads(
+                store, context.dispatcher, context.ownership, self._announce, context.on_fatal
+            )
         ingest = self._ingest = self._make_ingest(store)
         work = LongWork(context.health, context.clock, "recovering", "partitions opened")
         prepared = self._prepare(store, indexes, plan, work.report)
@@ -212,6 +198,8 @@ class Pipeline:
         if self._ingest is not None:
             self._ingest.stop(timeout_s=4.0)
             self._context.hearts.forget(INGEST, QUERY)
+        if self._context.remote is not None and not self._context.remote.stop(self.uploads, patience_s):
+            return False
         if self._maintenance is not None:
             if not self._maintenance.stop(patience_s):
                 return False
@@ -282,7 +270,9 @@ class Pipeline:
 
     def _take_on(self, come: frozenset[SourceName], member: Membership) -> bool:
         """Take on partitions; False if the pipeline must be replaced. Raises as `start`."""
-        store, maintenance, directory = self.store, self._maintenance, self._directory
+        store, maintenance, directory, remote = self.store, self._maintenance, self._directory, self._context.remote
+        if remote is not None and not (come := come - remote.adoption.under_way()):
+            return True  # they come when their indexes are here
         if store is None or maintenance is None or directory is None or not come <= set(store.sources):
             return False
         if not maintenance.pass_step(STEP_S):
@@ -293,6 +283,8 @@ class Pipeline:
         plan = self._plan(directory, indexes, come, member)
         if plan is None:
             return True  # the group says something else now
+        if remote is not None and remote.adopt(indexes, plan, self._context.on_held):
+            return self._take_on(come, member)
         if not self._spans(plan.windows):
             return False
         prepared = self._prepare(store, indexes, plan, lambda _done, _total: self._context.beat(START_S))
@@ -341,6 +333,9 @@ class Pipeline:
             retention.expect(plan.states, plan.windows, gone)
             context.dispatcher.notes.note_plan(retention.gone, {name: plan.states[name] for name in plan.changed})
             self._epochs.update({name: state.epochs for name, state in plan.states.items()})
+            has_remote = context.remote is not None
+            manifests = {name: state.manifest if has_remote else None for name, state in plan.states.items()}
+            context.dispatcher.notes.note_manifests(manifests)
             context.on_plan(plan)
             expect(plan.states, plan.log_ends())
             store.add(prepared)
@@ -348,6 +343,13 @@ class Pipeline:
             self._owned |= plan.states.keys()
             self._follows = True
         return True
+
+    def _announce(self, name: SourceName, of: TimerStore, manifest: Manifest) -> None:
+        """Note a manifest for the next transaction, if its store is still open."""
+        with self._changing:
+            if self._follows and self.store is not None and self.store.by_name.get(name) is of:
+                self._context.dispatcher.notes.note_manifests({name: manifest})
+                self.store.wake()
 
     def _spans(self, windows: Mapping[str, Windows]) -> bool:
         """Whether the store keeps cancels long enough for these roll windows."""

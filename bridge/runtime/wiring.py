@@ -43,7 +43,8 @@ from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.runtime.command_sender import CommandSender
-from bridge.runtime.pipeline import Pipeline, PipelineContext
+from bridge.runtime.context import PipelineContext
+from bridge.runtime.pipeline import Pipeline
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.spark import session as spark
@@ -63,6 +64,8 @@ from timerstore.clock import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from bridge.remote.remote import Remote
 
 ANY_ADDRESS: Final = ("0.0.0.0", "::", "")
 COMPRESSION: Final = ("compression.type", "compression.codec")
@@ -192,6 +195,15 @@ def make_doubts(settings: Settings, cluster: Cluster, clock: Clock, metrics: Met
         metrics=metrics,
         run=partial(look_up_in_thread, hearts),
     )
+
+
+def make_remote(settings: Settings, clock: Clock, metrics: Metrics, hearts: Heartbeats) -> Remote | None:
+    """The index on shared storage, if configured. Its client takes a while to load. Raises ConfigurationError."""
+    if settings.store.remote is None:
+        return None
+    from bridge.remote.remote import Remote
+
+    return Remote(settings.store.remote, settings, clock, metrics, hearts)
 
 
 def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> CommandSender:

@@ -1,8 +1,7 @@
 """All settings of the bridge: name, default, unit and limits. `config/bridge.yaml` has the reasons for the defaults.
 
 Durations are written `20ms`, `60s`, `1h30m`, `3650d`, and are ints of milliseconds in memory; sizes are written
-`128MiB`, and are ints of bytes. `load` reads YAML and the environment; `Settings.of` accepts a tree of plain values.
-All settings are frozen, and their printed form hides secrets.
+`128MiB`, and are ints of bytes. `load` reads YAML and the environment. All are frozen; printed, they hide secrets.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from pydantic import (
 
 from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import problems
-from bridge.settings.reserved import OTHERS_OWN, SPARK_OWNED, refuse_equal_ports
+from bridge.settings.reserved import OTHERS_OWN, REMOTE_URI, SPARK_OWNED, refuse_equal_ports
 from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask, parts_of, unmasked
 from bridge.settings.shapes import error_sentence
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
@@ -250,6 +249,7 @@ class StoreSettings(Section):
     """The local index."""
 
     directory: Path = Path("data")
+    remote: Annotated[str, Field(pattern=REMOTE_URI)] | None = None
     flush_bytes: Annotated[int, size("4KiB", "16GiB")] = parse_bytes("128MiB")
     flush_interval: Annotated[int, duration("10ms", "1d")] = parse_duration_ms("60s")
 

@@ -15,8 +15,8 @@ from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.roll_window import TopicLimits
 from bridge.stores.names import SourceName, texts_of
-from bridge.wire.committed_state import CommittedState, decode_metadata, goes_back
-from bridge.wire.decode_epochs import DecodeParameters
+from bridge.wire.committed_state import CommittedState, decode_metadata
+from bridge.wire.decode_epochs import DecodeParameters, goes_back
 from timerstore.clock import Clock
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found

@@ -26,18 +26,14 @@ from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Watermarks
 from bridge.start.roll_window import ROLL_WINDOW_MS_MAX, TopicLimits, Windows
 from bridge.stores.names import SourceName
-from bridge.wire.committed_state import (
-    RESET,
-    CommittedState,
-    Said,
+from bridge.wire.committed_state import RESET, CommittedState, Said, initial_state, merged
+from bridge.wire.decode_epochs import (
+    DecodeParameters,
     amend_epochs,
-    initial_state,
     largest_roll_window_ms,
-    merged,
     widest_deleted_ms,
     without_deleted,
 )
-from bridge.wire.decode_epochs import DecodeParameters
 
 ANOTHER_TOPIC: Final = "DB-4014"
 """The code of `another_topic`."""

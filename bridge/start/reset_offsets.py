@@ -92,7 +92,7 @@ def _state(
     if committed is not None:
         begin = facts.logs[partition].start
         first = max(committed.first_offset, begin)
-        return replace(committed, offset=max(committed.offset, begin), first_offset=first, gone_below=0)
+        return replace(committed, offset=max(committed.offset, begin), first_offset=first, gone_below=0, manifest=None)
     offset = facts.logs[partition].start if to == "earliest" else facts.logs[partition].end
     return initial_state(
         offset=offset,

@@ -37,7 +37,8 @@ from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName, texts_of
 from bridge.stores.opening import Prepared
 from bridge.stores.stores import Stores
-from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState, without_deleted
+from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState
+from bridge.wire.decode_epochs import without_deleted
 from timerstore.clock import Clock
 
 REFRESH_INTERVAL_S: Final = 60.0

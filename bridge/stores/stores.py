@@ -381,7 +381,8 @@ class Stores:
     # ---- http
 
     @property
-    def _by_name(self) -> dict[SourceName, TimerStore]:
+    def by_name(self) -> dict[SourceName, TimerStore]:
+        """The open stores."""
         return {name: entry.store for name, entry in self._entries.items()}
 
     def stats(self, edges_ms: Sequence[int] = ()) -> Stats:
@@ -398,23 +399,23 @@ class Stores:
         self._must_be_known(after)
         if not 1 <= limit <= ROWS_MAX:
             raise Misuse(f"a page has 1 to {ROWS_MAX} rows, not {limit}", code="DB-7003")
-        return search.page(self._by_name, query, now_ms, after, limit, bulky=bulky)
+        return search.page(self.by_name, query, now_ms, after, limit, bulky=bulky)
 
     def find_originals(
         self, query: Query, now_ms: int, *, after: NamedPosition | None = None, limit: int = ORIGINALS_MAX
     ) -> Originals:
         """As `find`, with origins and due times only, for up to 10,000 messages (`limit`)."""
         self._must_be_known(after)
-        return search.originals(self._by_name, query, now_ms, after, limit)
+        return search.originals(self.by_name, query, now_ms, after, limit)
 
     def count_where(self, query: Query, now_ms: int, *, scanned_rows_max: int = SCANNED_ROWS_MAX) -> Count:
         """The number of matching pending messages; without IO for all messages, and for a target. Raises Corrupt,
         DiskFailure."""
-        return search.count(self._by_name, query, now_ms, scanned_rows_max)
+        return search.count(self.by_name, query, now_ms, scanned_rows_max)
 
     def export(self, query: Query, now_ms: int, *, bulky: bool) -> StoresExport:
         """All matching pending messages, as Arrow batches of `search.SCHEMA`. Raises Corrupt, DiskFailure."""
-        return StoresExport(self._by_name, query, now_ms, bulky=bulky)
+        return StoresExport(self.by_name, query, now_ms, bulky=bulky)
 
     def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
         """The number of messages that come up before each of `edges_ms` (epoch ms); exact at whole ten seconds."""

@@ -51,6 +51,8 @@ class StoreSnapshot:
     cancelled_total: int = 0
     tombstones: int = 0
     checkpoint_age_s: float | None = None
+    remote_age_s: float | None = None
+    """The time for which store.remote has lacked the present index of a partition; None without store.remote."""
     consumer_lag: Mapping[tuple[str, int], int] = field(default_factory=dict)
     retention_headroom_s: Mapping[str, float] = field(default_factory=dict)
     trimmed_partitions: Mapping[str, int] = field(default_factory=dict)
@@ -171,6 +173,12 @@ class Metrics:
             "Their messages wait; check the brokers and the dead-letter topics."
         )
         self.partitions_held = Gauge("delay_bridge_partitions_held", text, registry=self.registry)
+        self.remote_uploads = self._counter("remote_uploads", "Files of indexes that were written to store.remote.")
+        self.remote_bytes = self._counter("remote_bytes", "Bytes of these files.")
+        self.remote_failures = self._counter(
+            "remote_failures", "Failed attempts to use store.remote. Delivery goes on; the log names the reason."
+        )
+        self.adoption = self._duration("adoption", "Fetching the index of one partition from store.remote.")
         self.flush = self._duration("flush", "Writing one segment of the TimerLog.")
         self.window = self._duration("window", "Loading one window from the TimerLog into memory.")
         self.compaction = self._duration("compaction", "Rewriting one window of several segments into one.")
@@ -305,6 +313,12 @@ class _Gauges(Collector):
         if now.checkpoint_age_s is not None:
             text = "Age of the local checkpoint: a restart reads again from there. Normally about store.flush_interval."
             yield _gauge("checkpoint_age_seconds", text, now.checkpoint_age_s)
+        if now.remote_age_s is not None:
+            text = (
+                "Time for which no committed manifest on store.remote has had the present index of a partition, at "
+                "worst: an instance without a disk reads again from there. Normally below twice store.flush_interval."
+            )
+            yield _gauge("remote_manifest_age_seconds", text, now.remote_age_s)
 
     def describe(self) -> Iterable[Metric]:
         """No metrics: the registration must not ask for a snapshot."""

@@ -24,10 +24,12 @@ JSON, compact, ASCII, at most 4,095 characters; a broker refuses a longer text, 
         ["orders",1767225600000,0,"repairs"]. A resume has its time: ["orders",1767229200000]. The newest entry for a
         target counts, in any partition: instances learn of each other's pauses, and no pause is lost when a partition
         moves
+    m   the newest manifest on shared storage, as [name, its O_c] (absent: none). A manifest without its name here is
+        garbage
 
-If the text is too long, parts are left out in this order: `e`, and the next start does not look for a cut of the log;
-all cuts but the last, whose offset becomes that of the first, and an index gives up more than necessary. The rest fits
-for any P and any log, or the start refuses.
+If the text is too long, parts are left out in this order: `m`, and a start without an index reads the log; `e`, and the
+next start does not look for a cut of the log; all cuts but the last, whose offset becomes that of the first, and an
+index gives up more than necessary. The rest fits for any P and any log, or the start refuses.
 
 Pure: no IO, no clock.
 """
@@ -35,7 +37,7 @@ Pure: no IO, no clock.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -76,7 +78,8 @@ RESET_TO_COMMITTED = "`delay-bridge reset-offsets --to committed`"
 """The remedy for a permanent loss, where going on repeats no delivery."""
 
 _REQUIRED = {"v", "t", "n", "p", "h"}
-_KNOWN = _REQUIRED | {"c", "e", "f", "g", "s", "x"}
+_KNOWN = _REQUIRED | {"c", "e", "f", "g", "m", "s", "x"}
+_MANIFEST: Final = re.compile("[0-9a-f]{16}")
 
 
 WHY_CHARS_MAX: Final = 100
@@ -140,6 +143,10 @@ def _age(pause: Pause) -> tuple[int, bool, int, str]:
     return pause.changed_ms, not pause.is_paused, pause.until_ms or 0, pause.why
 
 
+Manifest = tuple[str, int]
+"""The name of a manifest, and the O_c of its index."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedState:
     """The committed state of one partition: O, P, and the values that their readers need.
@@ -148,7 +155,7 @@ class CommittedState:
     `partitions` counts the topic's partitions with a commit. `epochs` are the decode epochs. `first_offset` is the
     first offset that the bridge delivers. `frozen` are the steps from before the clock was set back. `pauses` are the
     newest pauses and resumes of targets. Below `gone_below` the topic has lost unfinished records. `cuts` are the cuts
-    of its log; `read_under` is the (offset, leader epoch) of `e` above.
+    of its log; `read_under` is the (offset, leader epoch) of `e` above, `manifest` the (name, O_c) of `m`.
     """
 
     offset: int
@@ -162,6 +169,7 @@ class CommittedState:
     gone_below: int = 0
     cuts: Cuts = ()
     read_under: tuple[int, int] | None = None
+    manifest: Manifest | None = None
 
     def __post_init__(self) -> None:
         if min(self.offset, self.first_offset, self.gone_below) < 0 or self.partitions < 1:
@@ -171,6 +179,8 @@ class CommittedState:
                 raise ValueError(f"not a step of a committed state: {self}")
         if any(a >= b or c >= d for (a, c), (b, d) in pairwise([(0, -1), *self.cuts])):
             raise ValueError(f"not the cuts of a log: {self.cuts}")
+        if self.manifest is not None and (not _MANIFEST.fullmatch(self.manifest[0]) or self.manifest[1] < 0):
+            raise ValueError(f"not a manifest: {self.manifest}")
         if self.position is not None:
             at_ms, offset = self.position
             if not AT_MIN < at_ms <= AT_MAX or not 0 <= offset <= OFFSET_MAX:
@@ -250,8 +260,9 @@ class CommittedState:
 
     def metadata(self) -> str:
         """The text for Kafka; the module docstring names the optional parts. Raises StateError if it is too long."""
-        without = replace(self, read_under=None)
-        for state in (self, without, without._with_one_cut()):
+        without = replace(self, manifest=None)
+        least = replace(without, read_under=None)
+        for state in (self, without, least, least._with_one_cut()):
             text = state._text(self.pauses)
             if len(text) <= METADATA_CHARS_MAX:
                 return text
@@ -261,7 +272,7 @@ class CommittedState:
         """Raises StateError if the text can become too long as P moves on or the log is cut."""
         position = (AT_MIN + 1, OFFSET_MAX)
         cuts = ((1 << 40, OFFSET_MAX),)
-        longest = replace(self, position=position, cuts=cuts, gone_below=OFFSET_MAX, read_under=None)
+        longest = replace(self, position=position, cuts=cuts, gone_below=OFFSET_MAX, read_under=None, manifest=None)
         if len(longest._text(self.pauses)) > METADATA_CHARS_MAX:
             raise _too_long(self, topic=source[0], partition=source[1])
 
@@ -283,6 +294,7 @@ class CommittedState:
             "e": self.read_under if self.position is None else None,
             "s": self.frozen,
             "x": [pause.to_json() for pause in pauses],
+            "m": self.manifest,
         }
         return _compact(fields | {key: value for key, value in optional.items() if value})
 
@@ -398,6 +410,7 @@ def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> C
         gone_below=int(fields.get("g", 0)),
         cuts=tuple((int(number), int(at)) for number, at in fields.get("c", ())),
         read_under=(int(under[0]), int(under[1])) if under else None,
+        manifest=(str(fields["m"][0]), int(fields["m"][1])) if fields.get("m") else None,
     )
 
 
@@ -430,46 +443,6 @@ def _must_be_epochs(epochs: DecodeEpochs) -> None:
         raise ValueError(f"decode epochs {offsets} do not start at 0 and rise")
 
 
-def amend_epochs(
-    epochs: DecodeEpochs, committed_offset: int, log_start: int, current: DecodeParameters
-) -> DecodeEpochs:
-    """The decode epochs under which a partition is read from now on.
-
-    If the newest parameters are not `current`, an epoch is added at the committed O: no record from there on is
-    finished, so they may all be read anew. The epoch need not be committed first: after a failure before the next
-    transaction O is unchanged, and the next start decides again. Epochs without a record in the log are dropped, but
-    for that of the last deleted record.
-    """
-    if not epochs:
-        return (DecodeEpoch(offset=0, parameters=current),)
-    amended = list(epochs)
-    current = current.following(amended[-1].parameters)
-    if amended[-1].parameters != current:
-        amended = [epoch for epoch in amended if epoch.offset < committed_offset]
-        if not amended or amended[-1].parameters != current:
-            amended.append(DecodeEpoch(offset=committed_offset, parameters=current))
-    return without_deleted(tuple(amended), log_start)
-
-
-def without_deleted(epochs: DecodeEpochs, below: int) -> DecodeEpochs:
-    """The decode epochs without those that end before this offset."""
-    first = max(0, bisect_left(epochs, below, key=lambda epoch: epoch.offset) - 1)
-    return (replace(epochs[first], offset=0), *epochs[first + 1 :])
-
-
-def widest_deleted_ms(epochs: DecodeEpochs, log_start: int) -> int:
-    """The largest roll window of a deleted record, in ms (0: none is deleted)."""
-    return max((each.parameters.roll_window_ms for each in epochs if each.offset < log_start), default=0)
-
-
-def goes_back(before: DecodeEpochs, amended: DecodeEpochs) -> bool:
-    """Whether an epoch was added whose parameters an earlier one has, as with instances of different settings."""
-    if not before or amended[-1] == before[-1]:
-        return False
-    new, *earlier = (replace(each.parameters, copy_max_delay_ms=0) for each in (amended[-1], *before[:-1]))
-    return new in earlier
-
-
 def initial_state(
     *,
     offset: int,
@@ -489,8 +462,3 @@ def initial_state(
         first_offset=first_offset,
         cuts=cuts,
     )
-
-
-def largest_roll_window_ms(partitions: Iterable[DecodeEpochs]) -> int:
-    """The largest roll window of any epoch, in ms (0 for no partitions)."""
-    return max((each.parameters.roll_window_ms for epochs in partitions for each in epochs), default=0)

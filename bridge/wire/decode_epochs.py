@@ -1,13 +1,13 @@
 """The decode parameters, which together with a record determine its entry, and the offsets from which they hold.
 
 They are part of the committed metadata. A record that is read again is therefore decoded as before, even after a change
-of the configuration (`committed_state.amend_epochs`).
+of the configuration (`amend_epochs`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -115,3 +115,48 @@ DecodeEpochs = tuple[DecodeEpoch, ...]
 def parameters_at(epochs: DecodeEpochs, offset: int) -> DecodeParameters:
     """The decode parameters at an offset."""
     return epochs[bisect_right(epochs, offset, key=lambda epoch: epoch.offset) - 1].parameters
+
+
+def amend_epochs(
+    epochs: DecodeEpochs, committed_offset: int, log_start: int, current: DecodeParameters
+) -> DecodeEpochs:
+    """The decode epochs under which a partition is read from now on.
+
+    If the newest parameters are not `current`, an epoch is added at the committed O: no record from there on is
+    finished, so they may all be read anew. The epoch need not be committed first: after a failure before the next
+    transaction O is unchanged, and the next start decides again. Epochs without a record in the log are dropped, but
+    for that of the last deleted record.
+    """
+    if not epochs:
+        return (DecodeEpoch(offset=0, parameters=current),)
+    amended = list(epochs)
+    current = current.following(amended[-1].parameters)
+    if amended[-1].parameters != current:
+        amended = [epoch for epoch in amended if epoch.offset < committed_offset]
+        if not amended or amended[-1].parameters != current:
+            amended.append(DecodeEpoch(offset=committed_offset, parameters=current))
+    return without_deleted(tuple(amended), log_start)
+
+
+def without_deleted(epochs: DecodeEpochs, below: int) -> DecodeEpochs:
+    """The decode epochs without those that end before this offset."""
+    first = max(0, bisect_left(epochs, below, key=lambda epoch: epoch.offset) - 1)
+    return (replace(epochs[first], offset=0), *epochs[first + 1 :])
+
+
+def widest_deleted_ms(epochs: DecodeEpochs, log_start: int) -> int:
+    """The largest roll window of a deleted record, in ms (0: none is deleted)."""
+    return max((each.parameters.roll_window_ms for each in epochs if each.offset < log_start), default=0)
+
+
+def goes_back(before: DecodeEpochs, amended: DecodeEpochs) -> bool:
+    """Whether an epoch was added whose parameters an earlier one has, as with instances of different settings."""
+    if not before or amended[-1] == before[-1]:
+        return False
+    new, *earlier = (replace(each.parameters, copy_max_delay_ms=0) for each in (amended[-1], *before[:-1]))
+    return new in earlier
+
+
+def largest_roll_window_ms(partitions: Iterable[DecodeEpochs]) -> int:
+    """The largest roll window of any epoch, in ms (0 for no partitions)."""
+    return max((each.parameters.roll_window_ms for epochs in partitions for each in epochs), default=0)

@@ -18,7 +18,7 @@ DELIVERY: Final = ("delivery/targets", "delivery/doubt", "delivery/plan", "deliv
 BRIDGE: Final = (
     *("errors", "json_file", "stores", "wire", "settings", "telemetry", "http", "kafka", "client", "spark"),
     *("ingest/watch", "ingest/batches", "ingest", "dead_letters"),
-    *(*DELIVERY, "start", "install", "checks", "api", "runtime", "commands", "analysis", "__main__"),
+    *(*DELIVERY, "start", "remote", "install", "checks", "api", "runtime", "commands", "analysis", "__main__"),
 )
 LAYERS: Final = tuple(f"timerstore/{name}" for name in STORE) + tuple(f"bridge/{name}" for name in BRIDGE)
 """From the lowest to the highest: folders, and the modules that stand beside them."""

@@ -91,7 +91,7 @@ def begin(rig: Rig, order: Order, pieces: Sequence[Piece]) -> None:
     """Take in all rows, and deliver the unfinished ones."""
     assert rig.store is not None
     offsets = {name: state.offset for name, state in rig.states.items()}
-    for name, store in rig.store._by_name.items():
+    for name, store in rig.store.by_name.items():
         store.start_at(0, offsets[name])
     add(rig, order, pieces)
     rig.start()

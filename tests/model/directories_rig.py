@@ -21,9 +21,10 @@ from bridge.errors import BridgeError, StateError
 from bridge.ingest.ingest import Ingest
 from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
 from bridge.kafka.membership import Membership
+from bridge.runtime.context import PipelineContext
 from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
-from bridge.runtime.pipeline import Pipeline, PipelineContext
+from bridge.runtime.pipeline import Pipeline
 from bridge.settings.model import Settings
 from bridge.start.identity_watch import IdentityWatch
 from bridge.stores.names import Offsets, SourceName

@@ -177,7 +177,7 @@ class ModelStores(Stores):
     """What was opened last."""
 
     def views(self) -> list[View]:
-        return [View(name=name, store=store) for name, store in self._by_name.items()]
+        return [View(name=name, store=store) for name, store in self.by_name.items()]
 
     # ---- dispatcher
 

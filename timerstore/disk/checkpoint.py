@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from timerstore.disk import files
-from timerstore.errors import Corrupt, DiskFull
+from timerstore.errors import DiskFull
 from timerstore.rows.position import NOTHING_FINISHED, ORIGIN, Position, Progress, Step
 
 FORMAT_VERSION = 3
@@ -59,8 +59,7 @@ class Checkpoint:
 def write(directory: Path, checkpoint: Checkpoint, *, frees: bool = False) -> None:
     """Replace the directory's checkpoint durably. If files can be removed after it (`frees`), it takes the reserve when
     the disk is full. Raises DiskFull or DiskFailure; the old checkpoint is then still valid."""
-    body = json.dumps(_to_json(checkpoint), separators=(",", ":"), sort_keys=True)
-    text = json.dumps({"crc": zlib.crc32(body.encode()), "body": body})
+    text = as_text(checkpoint)
 
     def put() -> None:
         files.write_durably(directory / files.CHECKPOINT, lambda path: _write_text(path, text))
@@ -82,11 +81,30 @@ def read(directory: Path) -> Checkpoint | None:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
-        envelope = json.loads(text)
-        body = envelope["body"]
-        if zlib.crc32(body.encode()) != envelope["crc"]:
-            raise Corrupt(f"{path.name} fails its checksum", path=str(path))
-        return _from_json(json.loads(body))
+        return _from_json(_body_of(text))
+
+
+def as_text(checkpoint: Checkpoint, **more: object) -> str:
+    """A checkpoint as text, with `more` values."""
+    body = json.dumps({**_to_json(checkpoint), **more}, separators=(",", ":"), sort_keys=True)
+    return json.dumps({"crc": zlib.crc32(body.encode()), "body": body})
+
+
+def parse(text: str) -> tuple[Checkpoint, dict[str, Any]]:
+    """The inverse of `as_text`: the checkpoint, and all values. Raises ValueError, LookupError, TypeError,
+    AttributeError."""
+    body = _body_of(text)
+    return _from_json(body), body
+
+
+def _body_of(text: str) -> dict[str, Any]:
+    """The values of a text. Raises as `parse`."""
+    envelope = json.loads(text)
+    body = envelope["body"]
+    if zlib.crc32(body.encode()) != envelope["crc"]:
+        raise ValueError("it fails its checksum")
+    fields: dict[str, Any] = json.loads(body)
+    return fields
 
 
 def _write_text(path: Path, text: str) -> None:

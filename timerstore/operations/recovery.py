@@ -124,7 +124,7 @@ def restore(
     if unseen is not None:
         found = without_cancels(found, log_start, unseen)
     number = cuts[-1][0] if cuts else 0
-    found = _distrust(found, committed, log_start, unseen, number)
+    found = _distrust(found, committed, log_start, cuts, number)
     while True:
         try:
             state = _restore(found, committed, log_start, now_ms, limits, progress, on_news, memory, log)
@@ -141,23 +141,35 @@ def unseen_in(found: Found, cuts: Cuts) -> int | None:
     return None if found.checkpoint is None else unseen_cut(cuts, found.checkpoint.cut)
 
 
-def _distrust(found: Found, committed: Progress, log_start: int, unseen: int | None, number: int) -> Found:
-    """Remove O_c from the checkpoint if the index cannot cover the log (see the module). `number` is the last cut's."""
+def coverage(
+    found: Found, committed: Progress, log_start: int, cuts: Cuts
+) -> tuple[tuple[int | None, int | None], str | None]:
+    """The checkpoint's `offset` and `kept` as far as the index can be trusted (see the module), and the reason for a
+    change."""
+    checkpoint = found.checkpoint
+    if checkpoint is None:
+        return (None, None), None
+    offset, kept = checkpoint.offset, checkpoint.kept
+    index_end = offset if offset is not None else kept or 0
+    unseen = unseen_in(found, cuts)
+    if unseen is not None:
+        bound = min(index_end, unseen, log_start)
+        report = None if offset is None and kept is None else CUT
+        return (None, 0 if lies_before(committed, checkpoint, bound) else bound), report
+    if lies_before(committed, checkpoint, offset or 0):
+        # An operator has reset the group's offsets, which also clears P.
+        return (None, kept), MOVED_BACK
+    if offset is not None and offset < log_start:
+        return (None, index_end), OUTDATED
+    return (offset, kept), None
+
+
+def _distrust(found: Found, committed: Progress, log_start: int, cuts: Cuts, number: int) -> Found:
+    """Remove O_c from the checkpoint if the index cannot cover the log. `number` is the last cut's."""
     checkpoint = found.checkpoint
     if checkpoint is None:
         return found
-    offset, kept = checkpoint.offset, checkpoint.kept
-    index_end = offset if offset is not None else kept or 0
-    report = None
-    if unseen is not None:
-        report = None if offset is None and kept is None else CUT
-        bound = min(index_end, unseen, log_start)
-        offset, kept = None, 0 if lies_before(committed, checkpoint, bound) else bound
-    elif lies_before(committed, checkpoint, offset or 0):
-        # An operator has reset the group's offsets, which also clears P.
-        offset, report = None, MOVED_BACK
-    elif offset is not None and offset < log_start:
-        offset, kept, report = None, index_end, OUTDATED
+    (offset, kept), report = coverage(found, committed, log_start, cuts)
     if (offset, kept) == (checkpoint.offset, checkpoint.kept) and number == checkpoint.cut:
         return found
     checkpoint = replace(checkpoint, offset=offset, cut=number, kept=kept)

@@ -1,5 +1,6 @@
 """Notes on the delay topics' logs, on their way into the committed states: the offset below which unfinished records
-are gone, the leaders under which records were read, and changed decode epochs (wire/committed_state.py, `g`, `e`, `h`).
+are gone, the leaders under which records were read, changed decode epochs, and manifests (wire/committed_state.py: `g`,
+`e`, `h`, `m`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bridge.stores.names import SourceName
-from bridge.wire.committed_state import CommittedState
+from bridge.wire.committed_state import CommittedState, Manifest
 
 States = Mapping[SourceName, CommittedState]
 Under = tuple[int, int]
@@ -27,6 +28,12 @@ class LogNotes:
         self._changed: States = {}
         self._written: States = self._changed
         """The changed states at the last look, if all of them were committed."""
+
+        self._manifests: Mapping[SourceName, Manifest | None] = {}
+
+    def note_manifests(self, manifests: Mapping[SourceName, Manifest | None]) -> None:
+        """Note the newest manifest of partitions on shared storage; None: they have none."""
+        self._manifests = {**self._manifests, **manifests}
 
     def note_gone(self, below: Mapping[SourceName, int]) -> None:
         """Note by partition the offset below which unfinished records are gone; 0: none is gone now."""
@@ -53,6 +60,8 @@ class LogNotes:
                 self._written = changed
         if any(name in states and states[name].gone_below != at for name, at in self._gone_below.items()):
             return True
+        if any(name in states and states[name].manifest != each for name, each in self._manifests.items()):
+            return True
         noted = self._read_under
         if noted is self._known:
             return False
@@ -70,6 +79,9 @@ class LogNotes:
         for name, at in self._gone_below.items():
             if name in states and states[name].gone_below != at:
                 result[name] = replace(result.get(name, states[name]), gone_below=at)
+        for name, manifest in self._manifests.items():
+            if name in states and states[name].manifest != manifest:
+                result[name] = replace(result.get(name, states[name]), manifest=manifest)
         for name, under in noted.items():
             if name in result or (name in states and _is_news(states[name], under)):
                 result[name] = replace(result.get(name, states[name]), read_under=under)

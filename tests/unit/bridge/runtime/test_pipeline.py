@@ -20,9 +20,10 @@ from bridge.kafka.leader_epochs import ReadStretch
 from bridge.kafka.membership import Membership
 from bridge.runtime import pipeline as module
 from bridge.runtime.app import Application
+from bridge.runtime.context import PipelineContext
 from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
-from bridge.runtime.pipeline import Pipeline, PipelineContext
+from bridge.runtime.pipeline import Pipeline
 from bridge.runtime.restart import Restart
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor

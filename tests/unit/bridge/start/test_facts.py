@@ -15,7 +15,8 @@ from bridge.kafka.admin import Topic, Watermarks
 from bridge.start.facts import _committed_again, gather, plan_start
 from bridge.start.first_commits import SilentLogs, StartFacts, StartPlan, TopicFacts
 from bridge.stores.names import SourceName
-from bridge.wire.committed_state import CommittedState, amend_epochs
+from bridge.wire.committed_state import CommittedState
+from bridge.wire.decode_epochs import amend_epochs
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.start.test_first_commits import PARAMETERS, state, topic
 

@@ -20,15 +20,19 @@ from bridge.wire.committed_state import (
     STEPS_MAX,
     CommittedState,
     Pause,
-    amend_epochs,
     decode_metadata,
-    goes_back,
     initial_state,
-    largest_roll_window_ms,
     merged,
     with_cut,
 )
-from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters
+from bridge.wire.decode_epochs import (
+    DecodeEpoch,
+    DecodeEpochs,
+    DecodeParameters,
+    amend_epochs,
+    goes_back,
+    largest_roll_window_ms,
+)
 from timerstore.rows.cuts import Cuts, unseen_cut
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, ORIGIN, Position, Progress
 

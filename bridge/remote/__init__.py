@@ -1,0 +1,1 @@
+"""The index on shared storage (store.remote): upload, collection of garbage, adoption."""

@@ -1,0 +1,265 @@
+"""Adoption: the index that Kafka names is fetched from shared storage into the local directory.
+
+It follows the facts of Kafka, and precedes the opening of the store, which then finds an ordinary local index. Without
+a whole index in time, the partition is read from Kafka, as without shared storage.
+
+Steps, each with the cost of a crash right after it:
+
+    1. files        under temporary names of their own, checked, synced     the next opening removes them
+    2. old index    its checkpoint is removed                               no index: it is adopted, or read from Kafka
+    3. names        the files get their names                               as 2; the next opening removes the files
+    4. checkpoint   names the files                                         none: an ordinary local index
+
+A local index stays if it reaches as far, or if it alone has rows that Kafka has lost. Each manifest is tried once by a
+process, so a damaged index never comes again and again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from bridge.remote.objects import CALL_S, PART_BYTES, Objects, RemoteTrouble
+from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, prefix_of
+from bridge.stores.names import SourceName
+from bridge.telemetry.heartbeats import LOOK_S, Heartbeats
+from bridge.telemetry.metrics import Metrics
+from bridge.wire.committed_state import CommittedState
+from timerstore.clock import Clock
+from timerstore.disk import checkpoint as checkpoints
+from timerstore.disk import files
+from timerstore.disk.checkpoint import NamedFile
+from timerstore.errors import TimerStoreError
+from timerstore.operations import recovery
+from timerstore.operations.recovery import Found
+
+GRACE_S: Final = 30.0
+BYTES_PER_S_MIN: Final = 8 << 20
+"""A slower store is no faster than Kafka."""
+FREE_BYTES_MIN: Final = 64 << 20
+"""The room that an adoption leaves to others."""
+WAIT_S: Final = 0.05
+
+log = structlog.get_logger("bridge.remote.adoption")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A partition whose index may be adopted: its local one, and Kafka's facts."""
+
+    found: Found
+    state: CommittedState
+    log_start: int
+
+    def is_worthwhile(self) -> bool:
+        """Whether the manifest that Kafka names reaches further than the local index, which may be replaced."""
+        state, local = self.state, self.found.checkpoint
+        if state.manifest is None or state.manifest[1] < state.first_offset:
+            return False
+        if local is None:
+            return True
+        offset, kept = self._coverage(self.found)
+        held = offset if offset is not None else kept or 0
+        is_alone = recovery.holds_rows(self.found) and (local.kept is not None or state.gone_below > 0)
+        return state.manifest[1] > held and not (is_alone and held >= state.gone_below)
+
+    def must_be_better(self, index: RemoteIndex) -> None:
+        """Raises RemoteTrouble for an index that the opening would not trust."""
+        if self.state.manifest is None or index.checkpoint.offset != self.state.manifest[1]:
+            raise RemoteTrouble(f"the manifest {index.name} is not the one that was committed")
+        offset, _ = self._coverage(replace(self.found, checkpoint=index.checkpoint))
+        if offset is None and (self.found.checkpoint is not None or not self.state.gone_below):
+            raise RemoteTrouble(f"the manifest {index.name} is out of date")
+
+    def _coverage(self, found: Found) -> tuple[int | None, int | None]:
+        return recovery.coverage(found, self.state.progress(), self.log_start, self.state.cuts)[0]
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """One download, on a thread of its own: a call that hangs holds up nobody."""
+
+    objects: Objects
+    prefix: str
+    candidate: Candidate
+    clock: Clock
+    began_s: float = 0.0
+    limit_s: float = GRACE_S
+    outcome: str = "shared storage does not answer, or the bridge stops"
+    is_over: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    temporaries: dict[Path, Path] = field(default_factory=dict)
+
+    def run(self) -> None:
+        try:
+            self._fetch()
+        except (RemoteTrouble, TimerStoreError, OSError) as error:
+            self.outcome = str(error) or type(error).__name__
+        except Exception as error:  # noqa: BLE001 - the partition is read from Kafka
+            self.outcome = repr(error)
+        finally:
+            for path in self.temporaries:
+                with suppress(OSError):
+                    path.unlink()
+
+    def is_late(self, by_s: float = 0.0) -> bool:
+        return self.clock.monotonic_s() - self.began_s > self.limit_s + by_s
+
+    def give_up(self) -> None:
+        """From now on it changes nothing in the directory but its temporary files."""
+        with self.lock:
+            self.is_over = True
+
+    def _step(self) -> None:
+        if self.is_over:
+            raise RemoteTrouble("the bridge stops")
+        if self.is_late():
+            raise RemoteTrouble(f"it takes more than {self.limit_s:.0f} s")
+
+    def _fetch(self) -> None:
+        candidate, directory = self.candidate, self.candidate.found.directory
+        manifest = candidate.state.manifest
+        if manifest is None:
+            return
+        index = RemoteIndex.read(self.objects, self.prefix, manifest[0], candidate.found.identity)
+        candidate.must_be_better(index)
+        size = sum(file.bytes for file in index.objects)
+        if shutil.disk_usage(directory).free < size + FREE_BYTES_MIN:
+            raise RemoteTrouble(f"the disk has no room for {size} bytes")
+        self.limit_s += size / BYTES_PER_S_MIN
+        for file, stored in index.objects.items():
+            path = directory / file.name
+            temporary = files.temporary_of(path.with_name(f"{file.name}.{index.name}"))
+            self.temporaries[temporary] = path
+            self._download(file, stored, temporary)
+        with self.lock:
+            self._step()
+            self._put_in_place(index, directory)
+            self.outcome = ""
+
+    def _download(self, file: NamedFile, stored: Stored, path: Path) -> None:
+        key, digest = stored
+        found = digest_of()
+        with path.open("wb") as opened:
+            for start in range(0, file.bytes, PART_BYTES):
+                self._step()
+                piece = self.objects.get_part(self.prefix + key, start, min(PART_BYTES, file.bytes - start))
+                found.update(piece)
+                opened.write(piece)
+            opened.flush()
+            os.fsync(opened.fileno())
+        if found.hexdigest() != digest:
+            raise RemoteTrouble(f"{key} is damaged")
+
+    def _put_in_place(self, index: RemoteIndex, directory: Path) -> None:
+        files.remove(directory / files.CHECKPOINT)
+        files.sync_directory(directory)
+        for temporary, path in self.temporaries.items():
+            os.replace(temporary, path)
+        files.sync_directory(directory)
+        checkpoints.write(directory, index.checkpoint)
+
+
+class Adoption:
+    """Adopts the indexes of partitions, one after the other, on a thread. Any thread may call."""
+
+    def __init__(self, objects: Objects, group_id: str, clock: Clock, metrics: Metrics, hearts: Heartbeats) -> None:
+        self._objects = objects
+        self._group_id = group_id
+        self._clock = clock
+        self._metrics = metrics
+        self._hearts = hearts
+        self._tried: dict[SourceName, str] = {}
+        """By partition, the manifest that was tried last."""
+        self._lock = threading.Lock()
+        self._waiting: dict[SourceName, Candidate] = {}
+        """The one under way, and those behind it; at most one for each partition."""
+        self._on_end: Callable[[], None] = lambda: None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def wanted(self, candidates: Mapping[SourceName, Candidate]) -> dict[SourceName, Candidate]:
+        """The partitions whose index is worth a try."""
+        return {
+            name: each
+            for name, each in candidates.items()
+            if each.state.manifest is not None
+            and self._tried.get(name) != each.state.manifest[0]
+            and each.is_worthwhile()
+        }
+
+    def under_way(self) -> frozenset[SourceName]:
+        """The partitions whose directories are in use."""
+        with self._lock:
+            return frozenset(self._waiting)
+
+    def begin(self, wanted: Mapping[SourceName, Candidate], on_end: Callable[[], None] = lambda: None) -> None:
+        """`on_end` is called after each partition, on that thread."""
+        with self._lock:
+            self._waiting |= wanted
+            self._on_end = on_end
+            if self._thread is None and wanted:
+                self._stop = threading.Event()
+                self._thread = threading.Thread(target=self._run, args=(self._stop,), name="adoption", daemon=True)
+                self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the adoptions. Returns whether they have ended."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return thread is None or not thread.is_alive()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Give the adoptions up: no index is put in place later. Returns whether the thread has ended."""
+        self._stop.set()
+        return self.wait(timeout_s)
+
+    def _run(self, stop: threading.Event) -> None:
+        with self._hearts.watching("adoption", LOOK_S) as beat:
+            while (following := self._next(stop)) is not None:
+                name, candidate = following
+                self._adopt(name, candidate, stop, beat)
+                with self._lock:
+                    self._waiting.pop(name, None)
+                if not stop.is_set():
+                    self._on_end()
+
+    def _next(self, stop: threading.Event) -> tuple[SourceName, Candidate] | None:
+        with self._lock:
+            if self._waiting and not stop.is_set():
+                return min(self._waiting.items(), key=lambda each: each[0])
+            self._waiting = {}
+            self._thread = None
+            return None
+
+    def _adopt(self, name: SourceName, candidate: Candidate, stop: threading.Event, beat: Callable[[], None]) -> None:
+        manifest = candidate.state.manifest
+        if manifest is None:
+            return
+        self._tried[name] = manifest[0]
+        prefix = prefix_of(self._group_id, candidate.found.identity)
+        fetch = _Fetch(self._objects, prefix, candidate, self._clock, self._clock.monotonic_s())
+        thread = threading.Thread(target=fetch.run, name=f"adoption-{name[0]}-{name[1]}", daemon=True)
+        thread.start()
+        while thread.is_alive() and not stop.is_set() and not fetch.is_late(by_s=CALL_S):
+            thread.join(WAIT_S)
+            beat()
+        fetch.give_up()
+        seconds = self._clock.monotonic_s() - fetch.began_s
+        if fetch.outcome:
+            log.warning(
+                "index-not-adopted", topic=name[0], partition=name[1], manifest=manifest[0], reason=fetch.outcome,
+                hint="The partition is read from Kafka.",
+            )  # fmt: skip
+            return
+        self._metrics.adoption.observe(seconds)
+        log.info("index-adopted", topic=name[0], partition=name[1], manifest=manifest[0], seconds=round(seconds, 1))

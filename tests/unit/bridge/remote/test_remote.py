@@ -1,0 +1,440 @@
+"""bridge.remote: what an instance without an index gets back from shared storage, and at which risk (none)."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import pytest
+from structlog.testing import capture_logs
+
+from bridge.remote import adoption as adoption_module
+from bridge.remote.objects import Objects, RemoteTrouble
+from bridge.stores.names import SourceName
+from bridge.wire.committed_state import Manifest
+from dev.harness.waiting import wait_until
+from tests.unit.bridge.remote.rig import Crash, FaultyObjects, Instance, refuse
+from tests.unit.bridge.stores.rig import NOW_MS, ORDERS
+from timerstore.disk import checkpoint as checkpoints
+from timerstore.disk import files
+from timerstore.errors import DiskFull
+
+LATER: Final = (NOW_MS + 5_000, NOW_MS + 1_000, NOW_MS + 3_000)
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> FaultyObjects:
+    (tmp_path / "remote").mkdir()
+    return FaultyObjects(f"file://{tmp_path}/remote")
+
+
+@pytest.fixture
+def kafka() -> dict[SourceName, Manifest]:
+    return {}
+
+
+@pytest.fixture
+def one(tmp_path: Path, objects: FaultyObjects, kafka: dict[SourceName, Manifest]) -> Instance:
+    """An instance with pending messages, and a copy of its index."""
+    made = Instance(tmp_path / "one", objects, kafka)
+    made.work(*LATER, NOW_MS - 1)
+    made.upload()
+    assert ORDERS in kafka
+    return made
+
+
+@pytest.fixture
+def other(tmp_path: Path, objects: FaultyObjects, kafka: dict[SourceName, Manifest]) -> Instance:
+    """An instance without an index."""
+    return Instance(tmp_path / "other", objects, kafka)
+
+
+def logged(events: list[Any], event: str) -> list[Any]:
+    return [each for each in events if each["event"] == event]
+
+
+def test_another_instance_goes_on_from_the_copy(one: Instance, other: Instance) -> None:
+    """It has the same index, so it reads nothing again."""
+    other.takes_over(one)
+    assert other.adopt()
+    assert other.covered() == 4 == len(other.rig.logs[ORDERS])
+    assert other.pending() == [(NOW_MS + 1_000, ORDERS, 1), (NOW_MS + 3_000, ORDERS, 2), (NOW_MS + 5_000, ORDERS, 0)]
+
+
+def test_each_file_is_uploaded_once(one: Instance, other: Instance) -> None:
+    """Also by the next process, and by the next owner; without news there is no manifest."""
+    assert one.objects.count("put_file") == 1
+    one.upload()
+    one.begin()
+    one.upload()
+    assert one.objects.count("put_file") == 1 and one.objects.count("put") == 1
+    other.takes_over(one).adopt()
+    other.upload()
+    assert one.objects.count("put_file") == 1 and one.objects.count("put") == 1
+    other.work(NOW_MS + 9_000)
+    other.upload()
+    assert one.objects.count("put_file") == 2 and one.objects.count("put") == 2
+
+
+def test_a_partition_has_one_manifest_in_an_interval(one: Instance) -> None:
+    """However often its index changes."""
+    for _ in range(3):
+        one.work(NOW_MS + 9_000)
+        one.uploads.go_round()
+    assert one.objects.count("put") == 1
+    one.upload()
+    assert one.objects.count("put") == 2
+
+
+def test_an_object_that_is_gone_is_uploaded_again(one: Instance, other: Instance) -> None:
+    """A list finds it, and an old list makes nobody upload twice."""
+    one.objects.listed = []
+    one.look()
+    assert one.objects.count("put_file") == 1, "a look-up shows that it is there"
+    [segment] = [key for key in one.objects.all() if key.endswith(".parquet")]
+    Objects.delete(one.objects, segment)
+    one.objects.listed = None
+    one.look()
+    assert one.objects.count("put_file") == 2
+    assert other.takes_over(one).adopt() and other.covered() == 4
+
+
+def test_what_nobody_names_is_removed_after_two_lists(one: Instance, other: Instance) -> None:
+    """The present index stays."""
+    first = set(one.objects.all())
+    one.work(NOW_MS + 9_000)
+    one.upload()
+    one.look()
+    assert first <= set(one.objects.all())
+    one.look()
+    one.look()
+    gone = first - set(one.objects.all())
+    assert [key for key in gone if key.endswith(".manifest")] == sorted(gone), "its segment is in the next index, too"
+    assert other.takes_over(one).adopt() and other.covered() == 5
+
+
+def test_a_former_owner_removes_nothing_of_the_present_one(one: Instance, other: Instance, tmp_path: Path) -> None:
+    """Two instances believe to be the owner: the one whose commits Kafka takes keeps its objects."""
+    logs = one.rig.logs
+    other.rig.logs, other.rig.states = logs, one.rig.states
+    other.rig.stores.close()
+    other.adopt()
+    other.work(NOW_MS + 9_000)
+    other.upload()
+    named = dict(one.kafka)
+    for _ in range(3):
+        one.clock.advance(900_000)
+        one.uploads.go_round()
+    assert one.kafka == named
+    third = Instance(tmp_path / "third", one.objects, one.kafka).takes_over(other)
+    one.rig.stores.close()
+    assert third.adopt() and third.covered() == 5
+
+
+def test_nothing_is_removed_without_knowing_the_names(one: Instance) -> None:
+    """If Kafka does not tell them, or their list cannot be read."""
+    one.work(NOW_MS + 9_000)
+    one.upload()
+    everything = one.objects.all()
+    one.kafka[ORDERS] = ("0" * 16, 5)
+    for _ in range(4):
+        one.clock.advance(900_000)
+        one.uploads.go_round()
+    assert set(everything) <= set(one.objects.all())
+
+
+def damage(one: Instance, suffix: str, change: Callable[[bytes], bytes] | None) -> None:
+    for key in one.objects.all():
+        if key.endswith(suffix) and change is None:
+            Objects.delete(one.objects, key)
+        elif key.endswith(suffix) and change is not None:
+            Objects.put(one.objects, key, change(Objects.get(one.objects, key)))
+
+
+def of_another_cluster(text: bytes) -> bytes:
+    body = json.loads(json.loads(text)["body"])
+    body["cluster_id"] = "another"
+    new = json.dumps(body)
+    return json.dumps({"crc": zlib.crc32(new.encode()), "body": new}).encode()
+
+
+def with_a_path(text: bytes) -> bytes:
+    new = json.loads(text)["body"].replace("segment-", "../segment-")
+    return json.dumps({"crc": zlib.crc32(new.encode()), "body": new}).encode()
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:200] + bytes([data[200] ^ 1]) + data[201:]
+
+
+FAULTS: Final[dict[str, Callable[[Instance], object]]] = {
+    "no manifest": lambda one: setattr(one.objects, "fault", refuse("before get", part="manifest")),
+    "no segment": lambda one: damage(one, "parquet", None),
+    "a refusal": lambda one: setattr(one.objects, "fault", refuse("before")),
+    "a damaged segment": lambda one: damage(one, "parquet", flipped),
+    "a short segment": lambda one: damage(one, "parquet", lambda data: data[:-1]),
+    "a damaged manifest": lambda one: damage(one, "manifest", flipped),
+    "an empty manifest": lambda one: damage(one, "manifest", lambda _: b""),
+    "another cluster": lambda one: damage(one, "manifest", of_another_cluster),
+    "a name with a path": lambda one: damage(one, "manifest", with_a_path),
+    "another offset": lambda one: one.kafka.update({ORDERS: (one.kafka[ORDERS][0], 3)}),
+    "a state that went back": lambda one: one.rig.states.update({ORDERS: replace(one.rig.states[ORDERS], offset=2)}),
+    "a cut": lambda one: one.rig.cut(ORDERS, 2),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
+@pytest.mark.fault("a lost disk, and a copy of the index that cannot be used")
+def test_a_copy_that_cannot_be_used_is_reported_once(
+    one: Instance, other: Instance, fault: Callable[[Instance], object]
+) -> None:
+    """The partition is read from Kafka, and the same copy is not tried again; nothing of it stays in the directory."""
+    fault(one)
+    with capture_logs() as events:
+        other.takes_over(one)
+        other.adopt()
+        assert other.covered() is None
+        assert not other.adopt()
+    assert len(logged(events, "index-not-adopted")) == 1
+    assert not list((other.directory / ORDERS[0] / str(ORDERS[1])).glob("*.parquet*"))
+    assert {row[2] for row in other.pending()} >= {0, 1}
+
+
+def test_a_full_disk_gets_no_copy(one: Instance, other: Instance) -> None:
+    """Its room is for new messages."""
+    other.takes_over(one)
+    with mock.patch.object(adoption_module, "FREE_BYTES_MIN", 1 << 60), capture_logs() as events:
+        other.adopt()
+    assert "no room" in logged(events, "index-not-adopted")[0]["reason"] and other.covered() is None
+
+
+@pytest.mark.fault("shared storage that does not answer during a start")
+def test_a_store_that_hangs_ends_nothing(one: Instance, other: Instance) -> None:
+    """The adoption ends after its time, and an answer that comes later changes nothing."""
+
+    hangs = threading.Event()
+
+    def late(request: str, _: str) -> None:
+        if request == "before get_part":
+            other.clock.advance(3_600_000)
+            assert hangs.wait(60)
+
+    one.objects.fault = late
+    other.takes_over(one)
+    with capture_logs() as events:
+        other.adopt()
+        hangs.set()
+    wait_until(lambda: one.objects.count("get_part") == 1, 60, "the late answer")
+    assert len(logged(events, "index-not-adopted")) == 1 and other.covered() is None
+    assert len(other.pending()) == 3
+
+
+def test_a_slow_store_is_given_up(one: Instance, other: Instance) -> None:
+    """Kafka is faster."""
+    one.objects.fault = lambda what, _: other.clock.advance(40_000) if what == "before get_part" else None
+    other.takes_over(one)
+    with capture_logs() as events:
+        other.adopt()
+    assert "takes more than" in logged(events, "index-not-adopted")[0]["reason"] and other.covered() is None
+
+
+@pytest.mark.parametrize(
+    ("manifest", "gone", "kept", "rows", "wanted"),
+    [
+        (5, 0, None, True, True),
+        (4, 0, None, True, False),
+        (3, 0, None, True, False),
+        (5, 2, None, True, False),
+        (5, 2, None, False, True),
+        (9, 8, None, True, True),
+        (9, 0, 4, True, False),
+    ],
+    ids=[
+        "it reaches further", "it reaches as far", "it is behind", "the local one holds lost rows", "it holds nothing",
+        "it does not hold all of them", "the local one alone has rows",
+    ],
+)  # fmt: skip
+def test_a_local_index_is_replaced_by_a_better_one_only(
+    one: Instance, manifest: int, gone: int, kept: int | None, rows: bool, wanted: bool
+) -> None:
+    """And never if it alone has messages."""
+    mine = one.candidate()
+    assert mine.found.checkpoint is not None and mine.found.checkpoint.offset == 4
+    checkpoint = replace(mine.found.checkpoint, kept=kept, offset=4 if kept is None else None)
+    if not rows:
+        checkpoint = replace(checkpoint, segments=())
+    state = replace(mine.state, offset=9, manifest=("1" * 16, manifest), gone_below=gone)
+    assert replace(mine, state=state, found=replace(mine.found, checkpoint=checkpoint)).is_worthwhile() is wanted
+
+
+def test_without_a_manifest_nothing_is_asked(one: Instance, other: Instance) -> None:
+    """Nor if the local index is as good: a start does not depend on shared storage."""
+    before = len(one.objects.requests)
+    assert not one.adopt()
+    one.kafka.clear()
+    other.takes_over(one)
+    assert not other.adopt() and len(one.objects.requests) == before
+
+
+def test_a_failing_store_is_told_of_at_intervals(one: Instance) -> None:
+    """Delivery and flushes go on meanwhile, and the pauses between attempts grow up to a bound."""
+    one.objects.fault = refuse("before")
+    with capture_logs() as events:
+        for number in range(200):
+            one.work(NOW_MS + 9_000 + number)
+            one.upload()
+    told, asked = logged(events, "remote-failed"), one.metrics.remote_failures._value.get()
+    assert 2 <= len(told) <= 5 and 8 < asked < 30
+    assert one.uploads.age_s() > 1_900
+    one.objects.fault = lambda what, key: None
+    one.clock.advance(300_000)
+    with capture_logs() as events:
+        one.upload()
+        one.upload()
+    assert logged(events, "remote-works-again") and one.uploads.age_s() == 0
+
+
+def test_a_segment_that_is_reclaimed_before_its_upload_does_no_harm(one: Instance, other: Instance) -> None:
+    """The manifest names the files of the checkpoint after it."""
+    one.work(NOW_MS + 9_000)
+    one.rig.ingest()
+    stale = one.store.state.checkpoint
+    one.work(NOW_MS + 9_500)
+    [path] = [one.store.state.directory / f.name for f in stale.segments[-1:]]
+    path.rename(path.with_suffix(".away"))
+    one.upload()
+    assert one.objects.count("put") == 1, "no manifest without all of its files"
+    path.with_suffix(".away").rename(path)
+    one.upload()
+    assert other.takes_over(one).adopt() and other.covered() == 6
+
+
+# ---- crashes
+
+
+STEPS: Final = [f"{when} {what}" for what in ("put_file", "put", "delete", "list") for when in ("before", "after")] + [
+    "after the manifest, before the commit"
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.fault("a crash during an upload to shared storage")
+def test_a_crash_of_an_upload_costs_garbage_only(one: Instance, step: str, tmp_path: Path) -> None:
+    """Kafka names a whole index before and after it, and later processes remove the rest."""
+
+    def crash(request: str, _: str) -> None:
+        if request == step:
+            raise Crash
+
+    one.work(NOW_MS + 9_000)
+    if "delete" in step:
+        one.upload()
+        one.look()
+    one.objects.fault = crash
+    try:
+        one.clock.advance(900_000)
+        one.uploads.go_round()
+    except Crash:
+        pass
+    one.objects.fault = lambda what, key: None
+    one.noted.clear()
+    one.lose_disk()
+    one.begin()
+    assert one.adopt() and one.covered() in (4, 5)
+    one.rig.ingest()
+    one.rig.stores.flush(NOW_MS)
+    for _ in range(4):
+        one.look()
+    others = Instance(tmp_path / "third", one.objects, one.kafka).takes_over(one)
+    assert others.adopt() and others.covered() == 5
+    assert len([key for key in one.objects.all() if key.endswith("manifest")]) == 1
+    assert len([key for key in one.objects.all() if not key.endswith("manifest")]) == len(
+        others.store.state.checkpoint.segments
+    )
+    assert len(others.pending()) == 4
+
+
+@contextmanager
+def crashing_at(count: int) -> Iterator[list[str]]:
+    """A context in which a process ends at a change of a file in its directory with this number."""
+    done: list[str] = []
+
+    def then(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*args: Any, **more: Any) -> Any:
+            if len(done) == count:
+                raise Crash
+            done.append(name)
+            return change(*args, **more)
+
+        return changed
+
+    with (
+        mock.patch.object(files, "remove", then("remove", files.remove)),
+        mock.patch.object(files, "sync_directory", then("sync", files.sync_directory)),
+        mock.patch.object(os, "replace", then("replace", os.replace)),
+        mock.patch.object(checkpoints, "write", then("checkpoint", checkpoints.write)),
+    ):
+        yield done
+
+
+@pytest.mark.parametrize("count", range(7))
+@pytest.mark.parametrize("has_index", [False, True])
+@pytest.mark.fault("a crash during the adoption of an index")
+def test_a_crash_of_an_adoption_costs_another_one(one: Instance, other: Instance, count: int, has_index: bool) -> None:
+    """Between any two changes of files: the next start adopts again, or finds the whole index."""
+    if has_index:
+        other.work(NOW_MS + 7_000)
+    other.takes_over(one)
+    if has_index:
+        other.rig.logs[ORDERS][0] = one.rig.logs[ORDERS][0]
+    wanted = other.adoption.wanted({ORDERS: other.candidate()})
+    manifest = other.kafka[ORDERS]
+    fetch = adoption_module._Fetch(
+        other.objects, "/".join(other.objects.all()[0].split("/")[:-1]) + "/", wanted[ORDERS], other.clock
+    )
+    with crashing_at(count) as done, pytest.raises(Crash) if count < 6 else nullcontext():
+        fetch._fetch()
+    assert len(done) == min(count, 6)
+    other.begin()
+    other.kafka[ORDERS] = manifest
+    other.adopt()
+    assert other.covered() == 4 and len(other.pending()) == 3
+
+
+def test_a_disk_that_fills_up_gets_no_copy(one: Instance, other: Instance) -> None:
+    """Also if it is full at the last moment."""
+    other.takes_over(one).rig.stores.close()
+    full = DiskFull("no room", hint="", code="DB-3028")
+    with mock.patch.object(checkpoints, "write", side_effect=full), capture_logs() as events:
+        wanted = other.adoption.wanted({ORDERS: other.candidate()})
+        other.adoption.begin(wanted)
+        assert other.adoption.wait(60)
+    assert logged(events, "index-not-adopted")
+    other.rig.open()
+    assert len(other.pending()) == 3
+
+
+def test_the_end_of_the_process_ends_an_adoption(one: Instance, other: Instance) -> None:
+    """No index is put in place after it."""
+    stopped: list[bool] = []
+    other.takes_over(one)
+    one.objects.fault = lambda what, _: stopped.append(other.adoption.stop(60)) if what == "before get_part" else None
+    other.adopt()
+    wait_until(lambda: stopped == [True], 60, "its end")
+    assert other.covered() is None
+
+
+def test_a_missing_mount_is_trouble_and_not_the_end(tmp_path: Path) -> None:
+    """Nothing is written below a directory that is not there."""
+    missing = Objects(f"file://{tmp_path}/missing")
+    with pytest.raises(RemoteTrouble, match="mounted"):
+        missing.put("a", b"x")
+    assert not (tmp_path / "missing").exists()

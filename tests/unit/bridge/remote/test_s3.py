@@ -1,0 +1,117 @@
+"""bridge.remote with a real S3 server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.remote.objects import PART_BYTES, Missing, Objects, RemoteTrouble
+from bridge.settings.model import Settings
+from dev.broker.embedded import free_ports
+from dev.harness.waiting import wait_until
+from tests.unit.bridge.remote.rig import FaultyObjects, Instance
+from tests.unit.bridge.stores.rig import NOW_MS
+
+SERVES_S = 60.0
+URI = "s3://bucket/some/prefix"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of an S3 server with one bucket."""
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+
+    def serves() -> bool:
+        assert process.poll() is None
+        try:
+            with urllib.request.urlopen(urllib.request.Request(f"{address}/bucket", method="PUT"), timeout=5):
+                return True
+        except OSError:
+            return False
+
+    try:
+        wait_until(serves, SERVES_S, "the S3 server")
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def environment(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials and address, as a pod has them."""
+    values = {
+        "AWS_ENDPOINT_URL": server, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "eu-central-1",
+        "AWS_ACCESS_KEY_ID": "id-of-a-key", "AWS_SECRET_ACCESS_KEY": "a-secret-key",
+    }  # fmt: skip
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("environment")
+def test_an_instance_goes_on_from_a_copy_on_s3(tmp_path: Path) -> None:
+    """Upload, look, and adoption, with the same promises as in a mounted directory."""
+    objects = FaultyObjects(URI)
+    one = Instance(tmp_path / "one", objects, {})
+    one.work(NOW_MS + 5_000, NOW_MS - 1)
+    one.upload()
+    one.look()
+    one.work(NOW_MS + 6_000)
+    one.upload()
+    one.look()
+    one.look()
+    assert len([key for key in objects.all() if key.endswith("manifest")]) == 1
+    other = Instance(tmp_path / "other", objects, one.kafka).takes_over(one)
+    assert other.adopt() and other.covered() == 3 and len(other.pending()) == 2
+
+
+@pytest.mark.usefixtures("environment")
+def test_large_files_go_in_parts(tmp_path: Path) -> None:
+    """Each part is shown before it is sent; any part can be read alone."""
+    objects, path, pieces = Objects(URI), tmp_path / "large", list[int]()
+    for size in (0, 1, PART_BYTES, 2 * PART_BYTES + 7):
+        content = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        path.write_bytes(content)
+        with path.open("rb") as file:
+            objects.put_file("large", file, lambda piece: pieces.append(len(piece)))
+        assert (
+            b"".join(objects.get_part("large", at, min(PART_BYTES, size - at)) for at in range(0, size, PART_BYTES))
+            == content
+        )
+        assert objects.exists("large")
+    assert max(pieces) == PART_BYTES
+    objects.delete("large")
+    objects.delete("large")
+    assert not objects.exists("large")
+    with pytest.raises(Missing):
+        objects.get("large")
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_bucket_that_is_not_there_is_trouble_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As refused or expired credentials are."""
+    with pytest.raises(RemoteTrouble) as found:
+        Objects("s3://another/prefix").put("a", b"x")
+    assert "a-secret-key" not in str(found.value) and "id-of-a-key" not in str(found.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(RemoteTrouble) as found:
+        list(Objects(URI).keys("a", lambda: None))
+    assert "a-secret-key" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://key:secret@bucket/a", "ftp://a/b", "memory:///", "/mnt/a", "s3://", "s3://b?x=1"]
+)
+def test_other_addresses_are_refused(uri: str) -> None:
+    """With the name of the key, and before anything starts."""
+    with pytest.raises(Exception, match=r"store\.remote") as found:
+        Settings.of({"store": {"remote": uri}})
+    assert "secret" not in str(found.value)
