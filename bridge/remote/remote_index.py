@@ -82,4 +82,5 @@ def prefix_of(group_id: str, identity: Identity) -> str:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", text)
+    """A different name for each text, of characters that every store takes."""
+    return re.sub(r"[^A-Za-z0-9.-]|^[.]", lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), text)

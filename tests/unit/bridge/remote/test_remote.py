@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 
 from bridge.remote import adoption as adoption_module
 from bridge.remote.objects import Objects, RemoteTrouble
+from bridge.remote.remote_index import prefix_of
 from bridge.stores.names import SourceName
 from bridge.wire.committed_state import Manifest
 from dev.harness.waiting import wait_until
@@ -25,6 +26,7 @@ from tests.unit.bridge.remote.rig import Crash, FaultyObjects, Instance, refuse
 from tests.unit.bridge.stores.rig import NOW_MS, ORDERS
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
+from timerstore.disk.checkpoint import Identity
 from timerstore.errors import DiskFull
 
 LATER: Final = (NOW_MS + 5_000, NOW_MS + 1_000, NOW_MS + 3_000)
@@ -438,3 +440,12 @@ def test_a_missing_mount_is_trouble_and_not_the_end(tmp_path: Path) -> None:
     with pytest.raises(RemoteTrouble, match="mounted"):
         missing.put("a", b"x")
     assert not (tmp_path / "missing").exists()
+
+
+def test_two_groups_never_share_objects() -> None:
+    """Each would take the other's objects for garbage."""
+    identity = Identity(cluster_id="c", log_id="t/0")
+    groups = ("a/b", "a_b", "a:b", "a_2fb", "a", ".", "..", "a.b", "\u00e4")
+    prefixes = {prefix_of(group, identity) for group in groups}
+    assert len(prefixes) == len(groups)
+    assert not any("/./" in prefix or "/../" in prefix for prefix in prefixes)
