@@ -153,7 +153,7 @@ class Instance:
         self.rig.open()
 
     def covered(self) -> int | None:
-        """O_c of the open store: the end of what is not read again."""
+        """O_c of the open store: the end of the covered records."""
         return self.store.resume_offset()
 
     def pending(self) -> list[tuple[int, SourceName, int]]:
