@@ -432,3 +432,16 @@ def test_what_a_start_accepts_fits_whatever_comes(data: st.DataObject) -> None:
         assert read.read_under in (state.read_under, None)
         merged_cut = ((state.cuts[-1][0], state.cuts[0][1]),) if state.cuts else ()
         assert read.cuts in (state.cuts, merged_cut)
+
+
+def test_a_manifest_is_part_of_the_state_and_left_out_first() -> None:
+    """A bridge without shared storage writes none, and names that nobody writes are refused."""
+    state = initial_state(offset=5, topic_id="t", partitions=1, parameters=A)
+    named = replace(state, manifest=("0123456789abcdef", 5))
+    assert '"m":[' not in state.metadata()
+    assert decode_metadata(("delay", 0), 5, named.metadata()) == named
+    crowded = replace(named, topic_id="t" * (METADATA_CHARS_MAX - len(named.metadata()) + 2))
+    assert decode_metadata(("delay", 0), 5, crowded.metadata()) == replace(crowded, manifest=None)
+    for name in ("../../else", "", "0123456789ABCDEF"):
+        with pytest.raises(StateError, match="DB-4004"):
+            decode_metadata(("delay", 0), 5, named.metadata().replace("0123456789abcdef", name))

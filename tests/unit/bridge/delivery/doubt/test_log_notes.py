@@ -67,3 +67,16 @@ def test_what_is_gone_is_written_down_at_once() -> None:
     assert notes.within({}, states) == {A: replace(states[A], gone_below=3)}
     notes.note_gone({A: 0})
     assert not notes.is_news(states)
+
+
+def test_a_manifest_is_written_down_once_and_dropped_without_shared_storage() -> None:
+    """A quiet partition gets one transaction for it; other partitions' notes are none of theirs."""
+    notes, states = LogNotes(), {A: STATE, B: STATE}
+    notes.note_manifests({A: None, B: None})
+    assert not notes.is_news(states) and notes.within({}, states) == {}
+    notes.note_manifests({A: ("1" * 16, 5), ("gone", 0): ("2" * 16, 5)})
+    assert notes.is_news(states)
+    states |= notes.within({}, states)
+    assert states == {A: replace(STATE, manifest=("1" * 16, 5)), B: STATE} and not notes.is_news(states)
+    notes.note_manifests({A: None})
+    assert notes.is_news(states) and notes.within({}, states) == {A: STATE}
