@@ -112,6 +112,7 @@ class Uploads:
     def age_s(self) -> float:
         """The time for which shared storage has lacked the present index of a partition, at worst; 0: it has all."""
         now_s = self._clock.monotonic_s()
+        self._note_behind(now_s)
         return max(
             (now_s - each.behind_s for each in list(self._partitions.values()) if each.behind_s is not None),
             default=0.0,
@@ -153,7 +154,7 @@ class Uploads:
             log.info("remote-works-again")
 
     def _note_behind(self, now_s: float) -> None:
-        for name, each in self._partitions.items():
+        for name, each in list(self._partitions.items()):
             index, committed = each.index, self._committed(name)
             has_all = index is not None and _same(index.checkpoint, each.store.state.checkpoint)
             if has_all and committed is not None and index is not None and committed[0] == index.name:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
-from dev.harness.kafka import Topics
+from bridge.errors import StateError
+from dev.harness.kafka import Outgoing, TopicReader, Topics, produce
 from dev.harness.ledger import Balance
 from dev.harness.load import LEVELS_MS, Load
 from dev.harness.waiting import wait_until
@@ -31,6 +33,7 @@ def config(remote: Path | None) -> dict[str, dict[str, object]]:
     }
 
 
+@pytest.mark.fault("a kill and the loss of the disk, with a copy of the index on shared storage")
 def test_an_instance_with_an_empty_disk_goes_on(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """After a kill and the loss of its disk, a bridge adopts the index, and reads only the records behind it."""
     remote = tmp_path / "remote"
@@ -41,18 +44,88 @@ def test_an_instance_with_an_empty_disk_goes_on(broker: Broker, topics: Topics, 
         bridge.start()
         load.send(600)
         wait_until(lambda: bridge.metrics()["pending_messages"] >= PENDING_MIN, COMMITTED_S_MAX, "pending messages")
-        wait_until(
-            lambda: bridge.metrics()["remote_manifest_age_seconds"] == 0 and bridge.metrics()["segments"] > 0,
-            COMMITTED_S_MAX,
-            lambda: f"a committed manifest; {bridge.tail()}",
-        )
+        wait_until(lambda: bridge.metrics()["segments"] > 0, COMMITTED_S_MAX, bridge.tail)
+        wait_until(lambda: is_copied(bridge), COMMITTED_S_MAX, bridge.tail)
         bridge.kill()
         shutil.rmtree(bridge.data)
         bridge.start()
         [opened] = bridge.events("index-opened")
-        print(opened, bridge.events("index-adopted"))
         assert opened["without_index"] == 0 and opened["read_again"] < 600
         assert {each["partition"] for each in bridge.events("index-adopted")} == {0, 1}
         records = load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)
         balance = load.balance(records)
         assert balance == Balance(), f"{balance}; log:\n{bridge.tail()}"
+
+
+def is_copied(bridge: RunningBridge) -> bool:
+    """Whether committed manifests have the present indexes."""
+    return bridge.metrics()["remote_manifest_age_seconds"] == 0
+
+
+def told(topics: Topics, bridge: RunningBridge, delay: str, key: str) -> set[bool]:
+    """For each partition with a commit: has the committed metadata this key?"""
+    partitions = [TopicPartition(delay, partition) for partition in range(2)]
+    asked = ConsumerGroupTopicPartitions(bridge.id, partitions)
+    [found] = topics.admin.list_consumer_group_offsets([asked]).values()
+    texts = [place.metadata for place in found.result(30).topic_partitions or ()]
+    return {f',"{key}":' in text for text in texts if text}
+
+
+def test_shared_storage_can_be_left_and_used_again(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """Without a rebuild. A start without it takes the names of manifests out of Kafka, for earlier versions."""
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    delay, target = topics.delay(partitions=2), topics.create("orders")
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config(remote), spark=False) as bridge:
+        bridge.start()
+        headers = [("delay-for", b"90s"), ("delay-topic", target.encode())]
+        produce(broker.bootstrap, [Outgoing(topic=delay, headers=headers, partition=p) for p in (0, 1)])
+        wait_until(lambda: bridge.metrics()["segments"] == 2, COMMITTED_S_MAX, bridge.tail)
+        wait_until(lambda: is_copied(bridge), COMMITTED_S_MAX, bridge.tail)
+        assert told(topics, bridge, delay, "m") == {True}
+        assert bridge.stop() == 0
+        bridge.configure(config(None))
+        bridge.start()
+        wait_until(lambda: told(topics, bridge, delay, "m") == {False}, COMMITTED_S_MAX, bridge.tail)
+        assert bridge.events("index-opened")[-1]["without_index"] == 0
+        assert bridge.stop() == 0
+        bridge.configure(config(remote))
+        bridge.start()
+        wait_until(lambda: told(topics, bridge, delay, "m") == {True}, COMMITTED_S_MAX, bridge.tail)
+        assert bridge.events("index-opened")[-1]["without_index"] == 0 and not bridge.events("index-adopted")
+        with TopicReader(broker.bootstrap, [target]) as reader:
+            assert len(reader.wait_for(2, DELIVERED_S_MAX + 90)) == 2
+        assert bridge.stop() == 0
+
+
+@pytest.mark.fault("a lost disk, after Kafka has deleted records of pending messages")
+def test_messages_that_the_copy_alone_has(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """A start without both the index and its copy is refused; with the copy alone, the messages are delivered."""
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    delay, target = topics.delay(config={"retention.ms": "100000"}), topics.create("orders")
+    tree = {**config(remote), "roll": {"window": "40s"}, "delay": {}}
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=tree, spark=False) as bridge:
+        bridge.start()
+        headers = [("delay-for", b"35s"), ("delay-topic", target.encode())]
+        [sent] = produce(broker.bootstrap, [Outgoing(topic=delay, headers=headers)])
+        trimmed = f'trimmed_partitions{{topic="{delay}"}}'
+        wait_until(lambda: bridge.metrics()["segments"] == 1, COMMITTED_S_MAX, bridge.tail)
+        [deleted] = topics.admin.delete_records([TopicPartition(delay, 0, sent.offset + 1)]).values()
+        deleted.result(30)
+        wait_until(lambda: bridge.metrics()[trimmed] == 1, COMMITTED_S_MAX, bridge.tail)
+        wait_until(lambda: told(topics, bridge, delay, "g") == {True}, COMMITTED_S_MAX, bridge.tail)
+        wait_until(lambda: is_copied(bridge), COMMITTED_S_MAX, bridge.tail)
+        bridge.kill()
+        shutil.rmtree(bridge.data)
+        kept = remote.rename(tmp_path / "kept")
+        bridge.launch()
+        assert bridge.wait_end(60) == StateError.exit_code and "DB-4012" in bridge.last_words()
+        assert len(bridge.events("index-not-adopted")) == 1
+        shutil.rmtree(bridge.data)
+        kept.rename(remote)
+        bridge.start()
+        with TopicReader(broker.bootstrap, [target]) as reader:
+            [arrived] = reader.wait_for(1, DELIVERED_S_MAX)
+        assert arrived.header("delay-origin") == f"{delay}/0/{sent.offset}".encode()
+        assert bridge.stop() == 0
