@@ -27,7 +27,7 @@ from typing import Final
 
 import structlog
 
-from bridge.remote.objects import CALL_S, PART_BYTES, Objects, RemoteTrouble
+from bridge.remote.objects import CALL_S, PART_BYTES, Objects, RemoteTrouble, Unavailable
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, prefix_of
 from bridge.stores.names import SourceName
 from bridge.telemetry.heartbeats import LOOK_S, Heartbeats
@@ -95,16 +95,21 @@ class _Fetch:
     limit_s: float = GRACE_S
     outcome: str = "shared storage does not answer, or the bridge stops"
     is_over: bool = False
+    is_unavailable: bool = True
+    """Whether the reason concerns other partitions, too."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     temporaries: dict[Path, Path] = field(default_factory=dict)
 
     def run(self) -> None:
         try:
             self._fetch()
+            self.is_unavailable = False
+        except Unavailable as error:
+            self.outcome = str(error)
         except (RemoteTrouble, TimerStoreError, OSError) as error:
-            self.outcome = str(error) or type(error).__name__
+            self.outcome, self.is_unavailable = str(error) or type(error).__name__, False
         except Exception as error:  # noqa: BLE001 - the partition is read from Kafka
-            self.outcome = repr(error)
+            self.outcome, self.is_unavailable = repr(error), False
         finally:
             for path in self.temporaries:
                 with suppress(OSError):
@@ -122,7 +127,7 @@ class _Fetch:
         if self.is_over:
             raise RemoteTrouble("the bridge stops")
         if self.is_late():
-            raise RemoteTrouble(f"it takes more than {self.limit_s:.0f} s")
+            raise Unavailable(f"it takes more than {self.limit_s:.0f} s")
 
     def _fetch(self) -> None:
         candidate, directory = self.candidate, self.candidate.found.directory
@@ -245,7 +250,6 @@ class Adoption:
         manifest = candidate.state.manifest
         if manifest is None:
             return
-        self._tried[name] = manifest[0]
         prefix = prefix_of(self._group_id, candidate.found.identity)
         fetch = _Fetch(self._objects, prefix, candidate, self._clock, self._clock.monotonic_s())
         thread = threading.Thread(target=fetch.run, name=f"adoption-{name[0]}-{name[1]}", daemon=True)
@@ -256,10 +260,22 @@ class Adoption:
         fetch.give_up()
         seconds = self._clock.monotonic_s() - fetch.began_s
         if fetch.outcome:
-            log.warning(
-                "index-not-adopted", topic=name[0], partition=name[1], manifest=manifest[0], reason=fetch.outcome,
-                hint="The partition is read from Kafka.",
-            )  # fmt: skip
+            self._give_up({name: candidate}, fetch.outcome)
+            if fetch.is_unavailable:  # each of the others would wait as long
+                with self._lock:
+                    others = {other: each for other, each in self._waiting.items() if other != name}
+                    self._waiting = {name: candidate}
+                self._give_up(others, "as for another partition")
             return
+        self._tried[name] = manifest[0]
         self._metrics.adoption.observe(seconds)
         log.info("index-adopted", topic=name[0], partition=name[1], manifest=manifest[0], seconds=round(seconds, 1))
+
+    def _give_up(self, candidates: Mapping[SourceName, Candidate], reason: str) -> None:
+        for name, candidate in candidates.items():
+            manifest = candidate.state.manifest
+            self._tried[name] = "" if manifest is None else manifest[0]
+            log.warning(
+                "index-not-adopted", topic=name[0], partition=name[1], manifest=self._tried[name], reason=reason,
+                hint="The partition is read from Kafka.",
+            )  # fmt: skip

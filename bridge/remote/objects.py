@@ -40,6 +40,10 @@ class Missing(RemoteTrouble):
     """The object does not exist."""
 
 
+class Unavailable(RemoteTrouble):
+    """Shared storage does not answer, or refuses: probably for all partitions."""
+
+
 class Stopped(Exception):
     """A step of the caller ends the work."""
 
@@ -139,7 +143,7 @@ class Objects:
     @contextmanager
     def _call(self, what: str, key: str) -> Iterator[None]:
         if self._path is not None and not self._path.is_dir():
-            raise RemoteTrouble(f"{self._path} is not a directory: it must exist, or be mounted")
+            raise Unavailable(f"{self._path} is not a directory: it must exist, or be mounted")
         try:
             yield
         except (RemoteTrouble, Stopped):
@@ -147,7 +151,7 @@ class Objects:
         except FileNotFoundError as error:
             raise Missing(f"{key} does not exist") from error
         except Exception as error:
-            raise RemoteTrouble(f"cannot {what} {key}: {self._reason(error)}") from error
+            raise Unavailable(f"cannot {what} {key}: {self._reason(error)}") from error
 
     def _reason(self, error: Exception) -> str:
         text = " ".join(str(error).split())

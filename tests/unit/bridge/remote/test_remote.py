@@ -239,6 +239,19 @@ def test_a_store_that_hangs_ends_nothing(one: Instance, other: Instance) -> None
     assert len(other.pending()) == 3
 
 
+def test_a_store_that_fails_for_one_partition_is_not_waited_for_by_others(one: Instance, other: Instance) -> None:
+    """A start with many partitions waits once."""
+    one.objects.fault = refuse("before")
+    candidate = other.takes_over(one).candidate()
+    before = len(one.objects.requests)
+    many = {(ORDERS[0], partition): candidate for partition in range(50)}
+    with capture_logs() as events:
+        other.adoption.begin(other.adoption.wanted(many))
+        assert other.adoption.wait(60)
+    assert len(logged(events, "index-not-adopted")) == 50 and len(one.objects.requests) == before
+    assert not other.adoption.wanted(many) and not other.adoption.under_way()
+
+
 def test_a_slow_store_is_given_up(one: Instance, other: Instance) -> None:
     """Kafka is faster."""
     one.objects.fault = lambda what, _: other.clock.advance(40_000) if what == "before get_part" else None
