@@ -129,3 +129,32 @@ def test_messages_that_the_copy_alone_has(broker: Broker, topics: Topics, tmp_pa
             [arrived] = reader.wait_for(1, DELIVERED_S_MAX)
         assert arrived.header("delay-origin") == f"{delay}/0/{sent.offset}".encode()
         assert bridge.stop() == 0
+
+
+@pytest.mark.fault("an instance that dies with its disk, beside another one")
+def test_partitions_of_a_dead_instance_come_with_their_index(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """The other instance adopts them beside its own partitions, which are delivered meanwhile."""
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    delay = topics.delay(partitions=4)
+    load = Load(broker.bootstrap, delay, [topics.create("orders", partitions=2)], seed=6, delay_ms_max=30_000)
+    name, tree = f"bridge-{delay}", {**config(remote), "delivery": {"session_timeout": "6s"}}
+    with (
+        RunningBridge(tmp_path / "a", broker.bootstrap, delay, id=name, instance="a", config=tree, spark=False) as a,
+        RunningBridge(tmp_path / "b", broker.bootstrap, delay, id=name, instance="b", config=tree, spark=False) as b,
+    ):
+        a.start()
+        b.start()
+        wait_until(lambda: a.owned == 2 and b.owned == 2, COMMITTED_S_MAX, lambda: f"a {a.owned}, b {b.owned} of 4")
+        load.send(1_000)
+        wait_until(lambda: b.metrics()["segments"] > 0, COMMITTED_S_MAX, b.tail)
+        wait_until(lambda: is_copied(b), COMMITTED_S_MAX, b.tail)
+        before = len(a.events("index-adopted"))
+        b.kill()
+        wait_until(lambda: a.owned == 4, COMMITTED_S_MAX, a.tail)
+        adopted = a.events("index-adopted")[before:]
+        assert len(adopted) == 2, a.tail()
+        assert sum(each["read_again"] for each in a.events("partitions-come")[-2:]) < 300
+        balance = load.balance(load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX))
+        assert balance == Balance(), f"{balance}; log:\n{a.tail()}"
+        assert a.stop() == 0
