@@ -1,4 +1,4 @@
-"""bridge.checks.host: how Spark's Java client is tried."""
+"""bridge.checks.host: how Spark's Java client and shared storage are tried."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from bridge.checks.host import check_java_client
+from bridge.checks.host import check_java_client, check_remote
 from bridge.install.connector import FRAME_WRITER
 from bridge.settings.model import Settings
 
@@ -36,3 +36,17 @@ def test_the_java_client_is_tried_with_the_options_that_it_will_have(
         for options in ("-Xmx1g -Da=b", "-Xmx1g")
     ]
     assert statuses == [["ok"], ["failed"]]
+
+
+def test_shared_storage_is_tried_as_the_bridge_uses_it(tmp_path: Path) -> None:
+    """Nothing stays there. Without it, or with trouble, a start goes on: that is a warning at most."""
+
+    def statuses(remote: str | None) -> list[str]:
+        context = mock.Mock(settings=Settings.of({"store": {"remote": remote}}))
+        return [each.status for each in check_remote(context)]
+
+    (tmp_path / "there").mkdir()
+    assert statuses(f"file://{tmp_path}/there") == ["ok"]
+    assert not [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
+    assert statuses(f"file://{tmp_path}/missing") == ["warning"]
+    assert statuses(None) == []
