@@ -70,7 +70,7 @@ def test_what_is_gone_is_written_down_at_once() -> None:
 
 
 def test_a_manifest_is_written_down_once_and_dropped_without_shared_storage() -> None:
-    """A quiet partition gets one transaction for it; other partitions' notes are none of theirs."""
+    """A quiet partition gets one transaction for it; the notes of other partitions have no effect."""
     notes, states = LogNotes(), {A: STATE, B: STATE}
     notes.note_manifests({A: None, B: None})
     assert not notes.is_news(states) and notes.within({}, states) == {}
