@@ -27,7 +27,7 @@ from typing import Final
 
 import structlog
 
-from bridge.remote.objects import CALL_S, PART_BYTES, Objects, RemoteTrouble, Unavailable
+from bridge.remote.objects import CALL_S, PART_BYTES, Objects, RemoteTrouble, RemoteUnavailable
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, prefix_of
 from bridge.stores.names import SourceName
 from bridge.telemetry.heartbeats import LOOK_S, Heartbeats
@@ -104,7 +104,7 @@ class _Fetch:
         try:
             self._fetch()
             self.is_unavailable = False
-        except Unavailable as error:
+        except RemoteUnavailable as error:
             self.outcome = str(error)
         except (RemoteTrouble, TimerStoreError, OSError) as error:
             self.outcome, self.is_unavailable = str(error) or type(error).__name__, False
@@ -127,7 +127,7 @@ class _Fetch:
         if self.is_over:
             raise RemoteTrouble("the bridge stops")
         if self.is_late():
-            raise Unavailable(f"it takes more than {self.limit_s:.0f} s")
+            raise RemoteUnavailable(f"it takes more than {self.limit_s:.0f} s")
 
     def _fetch(self) -> None:
         candidate, directory = self.candidate, self.candidate.found.directory
@@ -253,7 +253,10 @@ class Adoption:
         prefix = prefix_of(self._group_id, candidate.found.identity)
         fetch = _Fetch(self._objects, prefix, candidate, self._clock, self._clock.monotonic_s())
         thread = threading.Thread(target=fetch.run, name=f"adoption-{name[0]}-{name[1]}", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no room for a thread
+            fetch.outcome = str(error)
         while thread.is_alive() and not stop.is_set() and not fetch.is_late(by_s=CALL_S):
             thread.join(WAIT_S)
             beat()

@@ -40,7 +40,7 @@ class Missing(RemoteTrouble):
     """The object does not exist."""
 
 
-class Unavailable(RemoteTrouble):
+class RemoteUnavailable(RemoteTrouble):
     """Shared storage does not answer, or refuses: probably for all partitions."""
 
 
@@ -143,7 +143,7 @@ class Objects:
     @contextmanager
     def _call(self, what: str, key: str) -> Iterator[None]:
         if self._path is not None and not self._path.is_dir():
-            raise Unavailable(f"{self._path} is not a directory: it must exist, or be mounted")
+            raise RemoteUnavailable(f"{self._path} is not a directory: it must exist, or be mounted")
         try:
             yield
         except (RemoteTrouble, Stopped):
@@ -151,7 +151,7 @@ class Objects:
         except FileNotFoundError as error:
             raise Missing(f"{key} does not exist") from error
         except Exception as error:
-            raise Unavailable(f"cannot {what} {key}: {self._reason(error)}") from error
+            raise RemoteUnavailable(f"cannot {what} {key}: {self._reason(error)}") from error
 
     def _reason(self, error: Exception) -> str:
         text = " ".join(str(error).split())

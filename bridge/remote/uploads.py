@@ -27,7 +27,7 @@ import structlog
 
 from bridge.errors import BridgeError
 from bridge.ingest.watch.guarded import guarded
-from bridge.remote.objects import CALL_S, Objects, RemoteTrouble, Stopped, Unavailable
+from bridge.remote.objects import CALL_S, Objects, RemoteTrouble, Stopped, RemoteUnavailable
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, files_of, manifest_key, new_name, prefix_of
 from bridge.stores.names import SourceName
 from bridge.telemetry.heartbeats import Beat, unwatched
@@ -146,7 +146,7 @@ class Uploads:
             except RemoteTrouble as error:
                 trouble = error
                 self._tell(name, error)
-                if isinstance(error, Unavailable):
+                if isinstance(error, RemoteUnavailable):
                     break  # each of the others would wait as long
         if trouble is not None:
             self._pause_s = min(max(2 * self._pause_s, PAUSE_S[0]), PAUSE_S[1])

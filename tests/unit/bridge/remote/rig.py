@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from bridge.remote.adoption import Adoption, Candidate
-from bridge.remote.objects import Objects, Unavailable
+from bridge.remote.objects import Objects, RemoteUnavailable
 from bridge.remote.uploads import Uploads
 from bridge.stores.names import SourceName
 from bridge.telemetry.heartbeats import Heartbeats
@@ -175,6 +175,6 @@ def refuse(what: str, *, part: str = "") -> Callable[[str, str], None]:
 
     def fault(request: str, key: str) -> None:
         if what in request and part in key:
-            raise Unavailable(f"{request} {key} is refused")
+            raise RemoteUnavailable(f"{request} {key} is refused")
 
     return fault

@@ -437,6 +437,21 @@ def test_a_disk_that_fills_up_gets_no_copy(one: Instance, other: Instance) -> No
     assert len(other.pending()) == 3
 
 
+def test_without_room_for_a_thread_the_log_is_read(one: Instance, other: Instance) -> None:
+    """The partition waits for nothing."""
+    other.takes_over(one)
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith("adoption-"):
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with mock.patch.object(threading.Thread, "start", start):
+        other.adopt()
+    assert other.covered() is None and not other.adoption.under_way()
+
+
 def test_the_end_of_the_process_ends_an_adoption(one: Instance, other: Instance) -> None:
     """No index is put in place after it."""
     stopped: list[bool] = []
