@@ -27,7 +27,7 @@ import structlog
 
 from bridge.errors import BridgeError
 from bridge.ingest.watch.guarded import guarded
-from bridge.remote.objects import CALL_S, Objects, RemoteTrouble, Stopped, RemoteUnavailable
+from bridge.remote.objects import CALL_S, Objects, RemoteTrouble, RemoteUnavailable, Stopped
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, files_of, manifest_key, new_name, prefix_of
 from bridge.stores.names import SourceName
 from bridge.telemetry.heartbeats import Beat, unwatched
