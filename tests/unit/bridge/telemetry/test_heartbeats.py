@@ -563,8 +563,7 @@ def uploads(bench: Bench, _: Path) -> Iterator[Case]:
 
 @contextmanager
 def adoption(bench: Bench, directory: Path) -> Iterator[Case]:
-    """Has many indexes to fetch, none of which exists, and the application does not listen."""
-
+    """Tries to fetch a missing index again and again, and the application does not listen."""
     ended = threading.Event()
 
     def get(key: str) -> bytes:
@@ -578,9 +577,14 @@ def adoption(bench: Bench, directory: Path) -> Iterator[Case]:
         partitions=1,
         parameters=DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False),
     )
-    candidate = Candidate(found=found, state=replace(state, manifest=("0" * 16, 1)), log_start=0)
+    wanted = {("t", 0): Candidate(found=found, state=replace(state, manifest=("0" * 16, 1)), log_start=0)}
     made = Adoption(cast(Objects, SimpleNamespace(get=get)), "g", bench.clock, Metrics(), bench.hearts)
-    made.begin({("t", partition): candidate for partition in range(10_000)}, bench.gate)
+
+    def again() -> None:
+        bench.gate()
+        made.begin(wanted, again)
+
+    made.begin(wanted, again)
     yield Case(bench)
     assert made.stop(SEEN_S)
 
