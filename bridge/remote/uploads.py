@@ -13,7 +13,8 @@ one nor this thread's next one does. So no clock of the store counts, and anothe
 lists find objects that are gone: they are uploaded again.
 
 A file is open during its upload, so its removal does no harm. If a file is gone before, the present checkpoint names
-other ones. Errors end nothing: the thread tries again after a pause.
+other ones. Errors end nothing, not even unexpected ones: delivery does not need a copy, so the thread tries again after
+a pause.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class Uploads:
         self._note_behind(now_s)
         if now_s < self._not_before_s:
             return
-        trouble = None
+        trouble: RemoteTrouble | None = None
         for name, partition in self._partitions.items():
             try:
                 self._serve(name, partition)
@@ -148,6 +149,12 @@ class Uploads:
                 self._tell(name, error)
                 if isinstance(error, RemoteUnavailable):
                     break  # each of the others would wait as long
+            except Stopped:
+                raise
+            except Exception as error:
+                trouble = RemoteTrouble(repr(error))
+                self._metrics.remote_failures.inc()
+                log.exception("remote-failed-unexpectedly", topic=name[0], partition=name[1])
         if trouble is not None:
             self._pause_s = min(max(2 * self._pause_s, PAUSE_S[0]), PAUSE_S[1])
             self._not_before_s = self._clock.monotonic_s() + self._pause_s
@@ -189,16 +196,17 @@ class Uploads:
             self._send(name, partition, checkpoint, checkpoint.offset)
 
     def _begin(self, name: SourceName, partition: _Partition) -> None:
-        """Go on from the manifest that Kafka names. Without it, all files are uploaded."""
-        partition.objects, noted = {}, self._committed(name)
-        if noted is None:
-            return
-        try:
-            partition.index = self._read(partition, noted[0])
-        except RemoteTrouble as trouble:
-            log.warning("manifest-lost", topic=name[0], partition=name[1], manifest=noted[0], reason=str(trouble))
-            return
-        partition.objects = dict(partition.index.objects)
+        """Go on from the manifest that Kafka names. Without it, all files are uploaded. Raises RemoteUnavailable if
+        shared storage does not tell."""
+        noted = self._committed(name)
+        if noted is not None:
+            try:
+                partition.index = self._read(partition, noted[0])
+            except RemoteUnavailable:
+                raise
+            except RemoteTrouble as trouble:
+                log.warning("manifest-lost", topic=name[0], partition=name[1], manifest=noted[0], reason=str(trouble))
+        partition.objects = {} if partition.index is None else dict(partition.index.objects)
 
     def _read(self, partition: _Partition, manifest: str) -> RemoteIndex:
         return RemoteIndex.read(self._objects, self._prefix(partition), manifest, partition.store.state.identity)
