@@ -10,8 +10,8 @@ Steps, each with the cost of a crash right after it:
     3. names        the files get their names                               as 2; the next opening removes the files
     4. checkpoint   names the files                                         none: an ordinary local index
 
-A local index stays if it reaches as far, or if it alone has rows that Kafka has lost. Each manifest is tried once by a
-process, so a damaged index never comes again and again.
+A local index stays if it reaches as far, if it alone has rows that Kafka has lost, or if the rest of the log is read
+sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from timerstore.operations.recovery import Found
 GRACE_S: Final = 30.0
 BYTES_PER_S_MIN: Final = 8 << 20
 """A slower store is no faster than Kafka."""
+RECORD_BYTES: Final = 1 << 10
+"""A record of the log takes about as long to read as this part of a copy: 20,000 of them a second against 20 MiB."""
 FREE_BYTES_MIN: Final = 64 << 20
 """The room that an adoption leaves to others."""
 WAIT_S: Final = 0.05
@@ -71,6 +73,13 @@ class Candidate:
         is_alone = recovery.holds_rows(self.found) and (local.kept is not None or state.gone_below > 0)
         return state.manifest[1] > held and not (is_alone and held >= state.gone_below)
 
+    def saves_time(self, index: RemoteIndex) -> bool:
+        """Whether its fetch costs less than the records that the local index lacks, or nothing else has the rows."""
+        offset, _ = self._coverage(self.found)
+        if offset is None or max(self.log_start, self.state.gone_below) > offset:
+            return True
+        return index.size <= RECORD_BYTES * ((index.checkpoint.offset or 0) - offset)
+
     def must_be_better(self, index: RemoteIndex) -> None:
         """Raises RemoteTrouble for an index that the opening would not trust."""
         if self.state.manifest is None or index.checkpoint.offset != self.state.manifest[1]:
@@ -95,6 +104,7 @@ class _Fetch:
     limit_s: float = GRACE_S
     outcome: str = "shared storage does not answer, or the bridge stops"
     is_over: bool = False
+    is_needed: bool = True
     is_unavailable: bool = True
     """Whether the reason concerns other partitions, too."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -136,7 +146,10 @@ class _Fetch:
             return
         index = RemoteIndex.read(self.objects, self.prefix, manifest[0], candidate.found.identity)
         candidate.must_be_better(index)
-        size = sum(file.bytes for file in index.objects)
+        size = index.size
+        if not candidate.saves_time(index):
+            self.outcome, self.is_needed = "", False
+            return
         if shutil.disk_usage(directory).free < size + FREE_BYTES_MIN:
             raise RemoteTrouble(f"the disk has no room for {size} bytes")
         self.limit_s += size / BYTES_PER_S_MIN
@@ -271,6 +284,9 @@ class Adoption:
                 self._give_up(others, "as for another partition")
             return
         self._tried[name] = manifest[0]
+        if not fetch.is_needed:
+            log.info("index-not-needed", topic=name[0], partition=name[1], manifest=manifest[0])
+            return
         self._metrics.adoption.observe(seconds)
         log.info("index-adopted", topic=name[0], partition=name[1], manifest=manifest[0], seconds=round(seconds, 1))
 

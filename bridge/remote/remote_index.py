@@ -59,6 +59,11 @@ class RemoteIndex:
             raise RemoteTrouble(f"the manifest {name} has names that no bridge writes")
         return cls(name=name, checkpoint=checkpoint, objects=found)
 
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(file.bytes for file in self.objects)
+
     def keys(self) -> frozenset[str]:
         """The names of its objects, and its own."""
         return frozenset({manifest_key(self.name), *(key for key, _ in self.objects.values())})

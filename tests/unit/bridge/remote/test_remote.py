@@ -290,6 +290,26 @@ def test_a_local_index_is_replaced_by_a_better_one_only(
     assert replace(mine, state=state, found=replace(mine.found, checkpoint=checkpoint)).is_worthwhile() is wanted
 
 
+@pytest.mark.parametrize(
+    ("record_bytes", "log_start", "adopted"),
+    [(1 << 30, 0, True), (1, 0, False), (1, 3, True)],
+    ids=["the records take longer", "the copy takes longer", "Kafka has lost records"],
+)
+def test_a_copy_is_fetched_only_if_it_saves_time(
+    one: Instance, other: Instance, record_bytes: int, log_start: int, adopted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local index that is slightly behind goes on with the log."""
+    monkeypatch.setattr(adoption_module, "RECORD_BYTES", record_bytes)
+    other.work(NOW_MS + 7_000)
+    other.takes_over(one)
+    other.rig.logs[ORDERS][0] = one.rig.logs[ORDERS][0]
+    other.rig.log_starts[ORDERS] = log_start
+    with capture_logs() as events:
+        assert other.adopt()
+    assert bool(logged(events, "index-adopted")) is adopted and bool(logged(events, "index-not-needed")) is not adopted
+    assert other.candidate().is_worthwhile() is not adopted
+
+
 def test_without_a_manifest_nothing_is_asked(one: Instance, other: Instance) -> None:
     """Nor if the local index is as good: a start does not depend on shared storage."""
     before = len(one.objects.requests)
@@ -315,6 +335,36 @@ def test_a_failing_store_is_told_of_at_intervals(one: Instance) -> None:
         one.upload()
         one.upload()
     assert logged(events, "remote-works-again") and one.uploads.age_s() == 0
+
+
+def test_a_store_that_does_not_answer_at_first_costs_no_second_upload(one: Instance) -> None:
+    """A manifest that cannot be read is not a lost one."""
+    uploads = one.objects.count("put_file")
+    one.begin()
+    one.objects.fault = refuse("before get")
+    one.upload()
+    one.objects.fault = lambda what, key: None
+    with capture_logs() as events:
+        one.work(NOW_MS + 9_000)
+        one.upload()
+        one.upload()
+    assert one.objects.count("put_file") == uploads + 1 and not logged(events, "manifest-lost")
+
+
+def test_an_unexpected_error_ends_no_upload(one: Instance) -> None:
+    """It is logged with its trace, and counted; delivery needs no copy."""
+
+    def fault(_: str, key: str) -> None:
+        raise KeyError(key)
+
+    one.objects.fault = fault
+    one.work(NOW_MS + 9_000)
+    with capture_logs() as events:
+        one.upload()
+    assert logged(events, "remote-failed-unexpectedly") and one.metrics.remote_failures._value.get() == 1
+    one.objects.fault = lambda what, key: None
+    one.upload()
+    assert one.uploads.age_s() == 0
 
 
 def test_a_segment_that_is_reclaimed_before_its_upload_does_no_harm(one: Instance, other: Instance) -> None:
@@ -403,8 +453,11 @@ def crashing_at(count: int) -> Iterator[list[str]]:
 @pytest.mark.parametrize("count", range(7))
 @pytest.mark.parametrize("has_index", [False, True])
 @pytest.mark.fault("a crash during the adoption of an index")
-def test_a_crash_of_an_adoption_costs_another_one(one: Instance, other: Instance, count: int, has_index: bool) -> None:
+def test_a_crash_of_an_adoption_costs_another_one(
+    one: Instance, other: Instance, count: int, has_index: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between any two changes of files: the next start adopts again, or finds the whole index."""
+    monkeypatch.setattr(adoption_module, "RECORD_BYTES", 1 << 30)
     if has_index:
         other.work(NOW_MS + 7_000)
     other.takes_over(one)
