@@ -269,6 +269,7 @@ class Adoption:
         manifest = candidate.state.manifest
         if manifest is None:
             return
+        log.info("index-fetched", topic=name[0], partition=name[1], manifest=manifest[0])
         prefix = prefix_of(self._group_id, candidate.found.identity)
         fetch = _Fetch(self._objects, prefix, candidate, self._clock, self._clock.monotonic_s())
         thread = threading.Thread(target=fetch.run, name=f"adoption-{name[0]}-{name[1]}", daemon=True)

@@ -22,6 +22,7 @@ from timerstore.clock import Clock
 from timerstore.operations.recovery import Found
 from timerstore.store import TimerStore
 
+LOOK_S: Final = 0.2
 STOP_S_MAX: Final = 2.0
 """The longest wait for a thread's last request; its later work does not count."""
 
@@ -51,6 +52,17 @@ class Remote:
         )
         self.adoption.begin(wanted, on_end)
         return bool(wanted)
+
+    def wait_for_one(
+        self, names: frozenset[SourceName], is_cancelled: Callable[[], bool], beat: Callable[[], None]
+    ) -> frozenset[SourceName]:
+        """Wait until one of the partitions is not being adopted. Returns those that are; none after a cancel."""
+        while (later := names & self.adoption.under_way()) == names:
+            if is_cancelled():
+                return frozenset()
+            beat()
+            self.adoption.wait(LOOK_S)
+        return later
 
     def begin_uploads(
         self,

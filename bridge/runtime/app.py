@@ -406,8 +406,12 @@ class Application:
             if pipeline.is_catching_up():
                 return
             if not (context.dispatcher.wait_open(0) and pipeline.is_reading() and pipeline.is_delivering()):
+                alarms = pipeline.alarms()
                 self._health.enter(
-                    Phase("connecting", reasons=("waiting for the producer, all partitions and earlier commands",))
+                    Phase(
+                        "connecting",
+                        reasons=("waiting for the producer, all partitions and earlier commands", *alarms),
+                    )
                 )
                 return
             pending = pipeline.store.stats().pending

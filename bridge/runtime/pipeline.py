@@ -73,7 +73,6 @@ FLUSH_S: Final = Wait.FLUSH_OF_GONE.s
 """The longest wait of a revocation for a flush, which saves reading again if the partitions come back soon."""
 STEP_S: Final = Wait.STEP_OF_MAINTENANCE.s
 """The longest wait of new partitions for the present step of maintenance, which may concern their directories."""
-ADOPTION_LOOK_S: Final = 0.2
 END_S_MAX: Final = 5.0
 """The time of maintenance at the end of the process, which must take less than `app.STOP_S_MAX`."""
 
@@ -96,6 +95,7 @@ class Pipeline:
         self._work: LongWork | None = None
         self._to_read = 0
         self._silent: frozenset[SourceName] = frozenset()
+        self._not_open: frozenset[SourceName] = frozenset()
         self.topic_ids: Mapping[str, str] = {}
         """The ids of the delay topics at the start."""
         self._cancelled = threading.Event()
@@ -120,12 +120,14 @@ class Pipeline:
         directory = self._directory = find_index(context.settings, context.cluster, without=without, assigned=assigned)
         indexes = find_indexes(directory, self._owned, context.clock.now_ms())
         plan = self._plan(directory, indexes, self._owned, self._member)
-        if plan is not None and context.remote is not None and context.remote.adopt(indexes, plan):
-            context.health.enter(Phase("recovering", reasons=("fetching indexes from store.remote",)))
-            while not (context.remote.adoption.wait(ADOPTION_LOOK_S) or self._cancelled.is_set()):
-                context.beat(START_S)
+        if plan is not None and context.remote is not None and context.remote.adopt(indexes, plan, context.on_held):
+            context.health.enter(Phase("recovering", reasons=("waiting for an index from store.remote",)))
+            windows, beat = plan.windows, partial(context.beat, START_S)
+            self._not_open = context.remote.wait_for_one(self._owned, self._cancelled.is_set, beat)
+            self._owned -= self._not_open
             indexes = find_indexes(directory, self._owned, context.clock.now_ms())
             plan = self._plan(directory, indexes, self._owned, self._member)
+            plan = None if plan is None else replace(plan, windows=windows)
         if plan is None or self._cancelled.is_set():
             return False
         self._windows = plan.windows
@@ -174,7 +176,8 @@ class Pipeline:
         """Whether all readable partitions are delivered, and at least one is."""
         store = self.store
         waiting = [] if store is None else store.in_life(Life.CATCHING_UP, Life.COMMANDS_FIRST)
-        return store is not None and bool(store.in_life(*DELIVERS)) and self._unreadable().issuperset(waiting)
+        is_open = store is not None and not self._not_open and bool(store.in_life(*DELIVERS))
+        return is_open and self._unreadable().issuperset(waiting)
 
     def _unreadable(self) -> frozenset[SourceName]:
         """The partitions with a corrupt batch, or without a leader at the last look."""
@@ -233,7 +236,7 @@ class Pipeline:
                 dispatcher.resume(self.store, {}, member.revocations)
         if gone and not self.give_up(gone, member.revocations):
             return False
-        come = owned - self._owned
+        come = self._not_open = owned - self._owned
         return not come or self._take_on(come, member)
 
     def give_up(self, names: frozenset[SourceName], revocations: int) -> bool:
@@ -341,6 +344,7 @@ class Pipeline:
             store.add(prepared)
             ingest.begin_anew()
             self._owned |= plan.states.keys()
+            self._not_open -= plan.states.keys()
             self._follows = True
         return True
 
@@ -372,10 +376,8 @@ class Pipeline:
 
     def problems(self) -> list[str]:
         """Sentences about parts that have ended unexpectedly."""
-        maintenance = self._maintenance
-        if maintenance is None or maintenance.is_alive or self._cancelled.is_set():
-            return []
-        return ["maintenance has ended"]
+        is_over = self._maintenance is not None and not (self._maintenance.is_alive or self._cancelled.is_set())
+        return ["maintenance has ended"] if is_over else []
 
     def corrupt_batches(self) -> Mapping[SourceName, int]:
         """The first offset of each corrupt batch, by the partition that it blocks."""
@@ -388,9 +390,8 @@ class Pipeline:
 
     def impediments(self) -> tuple[str, ...]:
         """The reasons why ingest or delivery waits while the pipeline runs."""
-        if self._maintenance is not None and self._maintenance.disk_is_full:
-            return ("the disk is full: ingest waits, delivery goes on",)
-        return ()
+        is_full = self._maintenance is not None and self._maintenance.disk_is_full
+        return ("the disk is full: ingest waits, delivery goes on",) if is_full else ()
 
     def look_at_identity(self, lag: Lag, *, is_told: bool = False) -> bool:
         """Check the ends and the identity of the logs, if that is due, or at once after a reader's report (`is_told`).
@@ -427,7 +428,8 @@ class Pipeline:
         unread = () if self._suspects is None else self._suspects.alarms()
         come = (f"partitions are being read up to their committed offsets: {', '.join(texts_of(joining))}",)
         kept = () if self.retention is None else self.retention.alarms()
-        return (*(come if joining else ()), *unread, *kept, *self._context.dispatcher.doubts.alarms())
+        later = (f"partitions wait for their indexes: {', '.join(texts_of(self._not_open))}",) if self._not_open else ()
+        return (*later, *(come if joining else ()), *unread, *kept, *self._context.dispatcher.doubts.alarms())
 
     # ---- parts of start
 

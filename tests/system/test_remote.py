@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from functools import partial
@@ -141,6 +142,41 @@ def test_messages_that_the_copy_alone_has(broker: Broker, topics: Topics, tmp_pa
         with TopicReader(broker.bootstrap, [target]) as reader:
             [arrived] = reader.wait_for(1, DELIVERED_S_MAX)
         assert arrived.header("delay-origin") == f"{delay}/0/{sent.offset}".encode()
+        assert bridge.stop() == 0
+
+
+@pytest.mark.fault("a copy of an index that does not come, on a mount that hangs")
+def test_a_copy_that_does_not_come_delays_no_other_partition(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """A start delivers the partitions whose indexes are there, and is not ready before the others have come."""
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    delay, target = topics.delay(partitions=2), topics.create("orders")
+    headers = [("delay-for", b"1s"), ("delay-topic", target.encode())]
+    kept = [("delay-for", b"1h"), ("delay-topic", target.encode())]
+    tree = {**config(remote), "delay": {}}
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=tree, spark=False) as bridge:
+        bridge.start()
+        produce(broker.bootstrap, [Outgoing(topic=delay, headers=kept, partition=partition) for partition in (0, 1)])
+        wait_until(lambda: bridge.metrics()["segments"] == 2, COMMITTED_S_MAX, bridge.tail)
+        wait_until(lambda: is_copied(bridge), COMMITTED_S_MAX, bridge.tail)
+        bridge.kill()
+        shutil.rmtree(bridge.data / delay / "1")
+        manifests = list(remote.rglob("1/*.manifest"))
+        for manifest in manifests:  # a read waits for a writer
+            manifest.unlink()
+            os.mkfifo(manifest)
+        bridge.launch()
+        wait_until(
+            lambda: f"wait for their indexes: {delay}/1" in bridge.http("/readyz")[1], COMMITTED_S_MAX, bridge.tail
+        )
+        produce(broker.bootstrap, [Outgoing(topic=delay, headers=headers, partition=0)])
+        with TopicReader(broker.bootstrap, [target]) as reader:
+            reader.wait_for(1, DELIVERED_S_MAX)
+        assert bridge.http("/readyz")[0] == 503
+        for manifest in manifests:
+            os.close(os.open(manifest, os.O_RDWR | os.O_NONBLOCK))
+        bridge.wait_ready()
+        assert bridge.metrics()["pending_messages"] == 2
         assert bridge.stop() == 0
 
 
