@@ -390,8 +390,8 @@ class Planner:
         return needed
 
     def _lasting(self, rows: DueRows, before: Fates, after: Fates, mine: Bools) -> Ids:
-        """The rows of `mine` with a lasting verdict: DELIVER `before` the look at their target, and a dead letter
-        `after` it, at once or because it was the last attempt."""
+        """The rows of `mine` with a lasting verdict: `before` the look at their target they had the fate DELIVER, and
+        `after` it they are dead letters, or retries without a further attempt."""
         ids = np.flatnonzero(mine & before.are(Fate.DELIVER) & (after.are(Fate.LETTER) | after.are(Fate.RETRY)))
         is_last = (after.count_attempts(ids) > 0) & self._retry.is_over(rows.attempt[ids].astype(np.int64) + 1)
         result: Ids = ids[(after.fate[ids] == Fate.LETTER.value) | is_last]
