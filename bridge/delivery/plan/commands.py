@@ -372,9 +372,8 @@ class DueCommands:
         return DueRows(replace(rows, payload=payload), self._rows.columns), changed, over
 
     def _sent_on(self, n: int, origins: list[int], most: int = 1, *, ends: bool = False, asks: bool = True) -> Batch:
-        """Commands by origin in place of this one, for up to `most` of these messages each, into its own partition;
-        with `ends`, cancels. Each has an absolute time, and the place of the client's record. Only with `asks` do they
-        ask for answers."""
+        """Commands by origin in this one's place and partition, for up to `most` of these messages each; with `ends`,
+        cancels. Each has an absolute time, and the place of the client's record."""
         topic, partition, _ = self._place(n)
         is_move = self._is_move(n) and not ends
         left_out = h.COMMANDS if asks else (*h.COMMANDS, h.REPLY_TO, h.CORRELATION)

@@ -398,7 +398,7 @@ class Planner:
         return result
 
     def _assure(self, rows: DueRows, own: _Cached, ids: Ids, now_ms: int) -> None:
-        """Have delay topics looked up again that seem to refuse copies of some of these rows."""
+        """Renew the look-up of the delay topics that seem to refuse copies of some of these rows."""
         if not len(ids) or not len(ids := ids[~own().copyable(ids)]):
             return
         needed: dict[str, int] = {}
