@@ -273,7 +273,7 @@ def _recurs(by_name: Mapping[str, bytes | None]) -> bool:
 
 
 def _is_one_schedule(by_name: Mapping[str, bytes | None], times: list[str]) -> bool:
-    """Whether there is exactly one of the two headers, with no time beside it but its start."""
+    """Whether there is exactly one of the two headers, with no command, and no time beside it except a start."""
     return (
         (h.EVERY in by_name) != (h.CRON in by_name)
         and set(times) <= {h.UNTIL, h.FOR}
