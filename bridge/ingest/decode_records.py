@@ -282,7 +282,7 @@ def _is_one_schedule(by_name: Mapping[str, bytes | None], times: list[str]) -> b
 
 
 def _can_reply(by_name: Mapping[str, bytes | None]) -> bool:
-    """Whether the bridge can understand the command's wishes for its answer."""
+    """Whether the headers about the command's answer, its topic and its correlation id, are valid."""
     if h.REPLY_TO in by_name and not re.fullmatch(h.TOPIC_PATTERN, _text(by_name[h.REPLY_TO]) or ""):
         return False
     text = _text(by_name[h.CORRELATION]) if h.CORRELATION in by_name else ""

@@ -149,7 +149,7 @@ def existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
         if name not in topics:
             raise StateError(
                 "a delay topic does not exist",
-                hint="Create it (`delay-bridge check` says how it must be), or take it out of the configuration.",
+                hint="Create it (`delay-bridge check` prints the command), or remove it from the configuration.",
                 topic=name,
                 code="DB-4016",
             )
