@@ -49,6 +49,8 @@ RECORD_BYTES: Final = 1 << 10
 FREE_BYTES_MIN: Final = 64 << 20
 """The room that an adoption leaves to others."""
 WAIT_S: Final = 0.05
+TRY_AGAIN_S: Final = 600.0
+"""The pause after an attempt for a partition, which may come again to this process."""
 
 log = structlog.get_logger("bridge.remote.adoption")
 
@@ -195,8 +197,8 @@ class Adoption:
         self._clock = clock
         self._metrics = metrics
         self._hearts = hearts
-        self._tried: dict[SourceName, str] = {}
-        """By partition, the manifest that was tried last."""
+        self._tried: dict[SourceName, tuple[str, float]] = {}
+        """By partition, the manifest that was tried last, and when."""
         self._lock = threading.Lock()
         self._waiting: dict[SourceName, Candidate] = {}
         """The one under way, and those behind it; at most one for each partition."""
@@ -210,9 +212,13 @@ class Adoption:
             name: each
             for name, each in candidates.items()
             if each.state.manifest is not None
-            and self._tried.get(name) != each.state.manifest[0]
+            and not self._is_tried(name, each.state.manifest[0])
             and each.is_worthwhile()
         }
+
+    def _is_tried(self, name: SourceName, manifest: str) -> bool:
+        tried, at_s = self._tried.get(name, ("", 0.0))
+        return tried == manifest and self._clock.monotonic_s() - at_s < TRY_AGAIN_S
 
     def under_way(self) -> frozenset[SourceName]:
         """The partitions whose directories are in use."""
@@ -283,7 +289,7 @@ class Adoption:
                     self._waiting = {name: candidate}
                 self._give_up(others, "as for another partition")
             return
-        self._tried[name] = manifest[0]
+        self._tried[name] = manifest[0], self._clock.monotonic_s()
         if not fetch.is_needed:
             log.info("index-not-needed", topic=name[0], partition=name[1], manifest=manifest[0])
             return
@@ -292,9 +298,9 @@ class Adoption:
 
     def _give_up(self, candidates: Mapping[SourceName, Candidate], reason: str) -> None:
         for name, candidate in candidates.items():
-            manifest = candidate.state.manifest
-            self._tried[name] = "" if manifest is None else manifest[0]
+            manifest = "" if candidate.state.manifest is None else candidate.state.manifest[0]
+            self._tried[name] = manifest, self._clock.monotonic_s()
             log.warning(
-                "index-not-adopted", topic=name[0], partition=name[1], manifest=self._tried[name], reason=reason,
+                "index-not-adopted", topic=name[0], partition=name[1], manifest=manifest, reason=reason,
                 hint="The partition is read from Kafka.",
             )  # fmt: skip

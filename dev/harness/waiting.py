@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline; never for a fixed time."""
+"""Waiting for a condition, with a deadline; for a fixed time only where the time itself is the subject."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def wait_until(condition: Callable[[], T], deadline_s: float, what: str | Callab
             raise AssertionError(f"not within {deadline_s:g} s: {detail or condition}")
         never.wait(pause_s)
         pause_s = min(SLOWER * pause_s, POLL_S_MAX)
+
+
+def pause(seconds: float) -> None:
+    """Let time pass, where the time itself is the subject: ticks that nobody delivers, the moment of a kill."""
+    threading.Event().wait(seconds)

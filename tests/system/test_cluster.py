@@ -54,11 +54,10 @@ def only_documented_ports(bridge: RunningBridge, cluster: SparkCluster, ports: P
     assert connected(bridge.processes()) <= {cluster.address, *kafka}, "the bridge connects"
     assert connected(cluster.processes()) <= {cluster.address}, "master and workers connect"
     workers, executors = listening(cluster.processes()), cluster.executors()
-    others = {each for each in listening(executors) if each[1] == ports.executors}
     for executor in executors:
-        own = listening([executor])
-        assert own <= others, "an executor listens"
-        assert connected([executor]) <= opened | kafka | others | workers, "an executor connects"
+        assert {each[1] for each in listening([executor])} <= {ports.executors}, "an executor listens"
+        there = connected([executor]) - opened - kafka - workers
+        assert {each[1] for each in there} <= {ports.executors}, "an executor connects"
     return outside == opened
 
 

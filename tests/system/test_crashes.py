@@ -11,11 +11,10 @@ import pytest
 from dev.harness.kafka import Topics
 from dev.harness.ledger import Balance
 from dev.harness.load import Load
-from dev.harness.waiting import wait_until
+from dev.harness.waiting import pause
 from tests.profiles import IS_NIGHTLY, seed
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.crash, pytest.mark.slow]
 
@@ -30,13 +29,6 @@ DELIVERED_S_MAX: Final = 180
 
 # Small bounds, so that segments, windows and reclaim take part: everything here is due within a quarter of a minute.
 BUSY_DISK: Final = {"store": {"flush_interval": "1s"}, "ready_rows": {"horizon": "5s"}}
-
-
-def pause(seconds: float) -> None:
-    """Until the kill: the one thing here that is not waited for, but chosen at random."""
-    clock = SystemClock()
-    end_s = clock.monotonic_s() + seconds
-    wait_until(lambda: clock.monotonic_s() >= end_s, seconds + 10)
 
 
 @pytest.mark.fault("kills at random moments, under load")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +15,8 @@ from bridge.errors import StateError
 from dev.harness.kafka import Outgoing, TopicReader, Topics, produce
 from dev.harness.ledger import Balance
 from dev.harness.load import LEVELS_MS, Load
-from dev.harness.waiting import wait_until
+from dev.harness.waiting import pause, wait_until
+from tests.profiles import IS_NIGHTLY, seed
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 
@@ -22,6 +25,12 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 DELIVERED_S_MAX: Final = 90
 COMMITTED_S_MAX: Final = 60
 PENDING_MIN: Final = 50
+KILLS: Final = 20 if IS_NIGHTLY else 3
+LOST_DISKS: Final = 0.7
+"""The share of kills after which the disk is empty."""
+SWAPS: Final = 0.5
+"""The share of kills after which the other instance gets all partitions."""
+RUNNING_S: Final = 4.0
 
 
 def config(remote: Path | None) -> dict[str, dict[str, object]]:
@@ -60,6 +69,10 @@ def test_an_instance_with_an_empty_disk_goes_on(broker: Broker, topics: Topics, 
 def is_copied(bridge: RunningBridge) -> bool:
     """Whether committed manifests have the present indexes."""
     return bridge.metrics()["remote_manifest_age_seconds"] == 0
+
+
+def owns(bridge: RunningBridge, partitions: int) -> bool:
+    return bridge.owned == partitions
 
 
 def told(topics: Topics, bridge: RunningBridge, delay: str, key: str) -> set[bool]:
@@ -158,3 +171,37 @@ def test_partitions_of_a_dead_instance_come_with_their_index(broker: Broker, top
         balance = load.balance(load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX))
         assert balance == Balance(), f"{balance}; log:\n{a.tail()}"
         assert a.stop() == 0
+
+
+@pytest.mark.fault("kills of instances that lose their disks and swap partitions, with a copy on shared storage")
+@pytest.mark.timeout(1800)
+def test_pods_that_swap_partitions_lose_and_double_nothing(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """Kills at random moments hit either of two instances. Most of them cost the disk; after half of them the other
+    instance takes the partitions over."""
+    drawn, remote = seed(), tmp_path / "remote"
+    chance = random.Random(drawn)
+    remote.mkdir()
+    delay = topics.delay(partitions=4)
+    load = Load(broker.bootstrap, delay, [topics.create("orders", partitions=2)], seed=drawn, delay_ms_max=15_000)
+    name, tree = f"bridge-{delay}", {**config(remote), "delivery": {"session_timeout": "6s"}}
+    with (
+        RunningBridge(tmp_path / "a", broker.bootstrap, delay, id=name, instance="a", config=tree, spark=False) as a,
+        RunningBridge(tmp_path / "b", broker.bootstrap, delay, id=name, instance="b", config=tree, spark=False) as b,
+    ):
+        a.start()
+        b.start()
+        with load.running(100):
+            for _ in range(KILLS):
+                killed, other = chance.sample([a, b], 2)
+                pause(chance.uniform(0, RUNNING_S))
+                killed.kill()
+                if chance.random() < LOST_DISKS:
+                    shutil.rmtree(killed.data)
+                if chance.random() < SWAPS:
+                    wait_until(partial(owns, other, 4), COMMITTED_S_MAX, other.tail)
+                killed.start()
+        balance = load.balance(load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX))
+        assert balance == Balance(), f"seed {drawn}: {balance}; log:\n{a.tail()}\n{b.tail()}"
+        assert a.events("index-adopted") or b.events("index-adopted")
+        assert a.metrics()["early_deliveries_total"] == b.metrics()["early_deliveries_total"] == 0
+        assert a.stop() == b.stop() == 0

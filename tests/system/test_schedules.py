@@ -15,7 +15,7 @@ import pytest
 from bridge.client import DelayClient
 from bridge.wire.headers import copy_headers
 from dev.harness.kafka import ReadRecord, TopicReader, Topics, read_committed
-from dev.harness.waiting import wait_until
+from dev.harness.waiting import pause, wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from timerstore.clock import SystemClock
@@ -66,13 +66,6 @@ class Site:
 
     def cancelled(self) -> float:
         return self.bridge.metrics()["records_cancelled_total"]
-
-
-def pause(seconds: float) -> None:
-    """The wait is for the time itself: ticks that nobody delivers."""
-    clock = SystemClock()
-    end_s = clock.monotonic_s() + seconds
-    wait_until(lambda: clock.monotonic_s() >= end_s, seconds + 20)
 
 
 def number(record: ReadRecord, name: str) -> int:

@@ -210,6 +210,17 @@ def test_a_copy_that_cannot_be_used_is_reported_once(
     assert {row[2] for row in other.pending()} >= {0, 1}
 
 
+def test_a_copy_is_tried_again_after_a_while(one: Instance, other: Instance) -> None:
+    """The partition comes again to the same process, and shared storage works again."""
+    one.objects.fault = refuse("before")
+    other.takes_over(one).adopt()
+    assert other.covered() is None
+    one.objects.fault = lambda what, key: None
+    assert not other.adopt()
+    other.clock.advance(600_000)
+    assert other.adopt() and other.covered() == 4
+
+
 def test_a_full_disk_gets_no_copy(one: Instance, other: Instance) -> None:
     """Its room is for new messages."""
     other.takes_over(one)

@@ -141,17 +141,19 @@ def test_changed_parameters_begin_a_decode_epoch_at_the_committed_offset() -> No
 
 
 @pytest.mark.parametrize(
-    ("retention_ms", "windows_ms", "spare_ms"),
+    ("retention", "windows_ms", "spare_ms"),
     [
-        pytest.param(-1, (4_000, 9_000), None, id="no limit"),
-        pytest.param(10_000, (4_000, 9_000), 6_000, id="of the deleted records"),
-        pytest.param(10_000, (9_000, 4_000), 1_000, id="of deleted records before a change"),
-        pytest.param(3_000, (4_000, 2_000), -1_000, id="the retention was lowered"),
-        pytest.param(-1, (30 * DAY_MS, 2_000), 0, id="the retention was lowered for a time"),
+        pytest.param((-1, -1), (4_000, 9_000), None, id="no limit"),
+        pytest.param((10_000, -1), (4_000, 9_000), 6_000, id="of the deleted records"),
+        pytest.param((10_000, -1), (9_000, 4_000), 1_000, id="of deleted records before a change"),
+        pytest.param((3_000, -1), (4_000, 2_000), -1_000, id="the retention was lowered"),
+        pytest.param((-1, -1), (30 * DAY_MS, 2_000), 0, id="the retention was lowered for a time"),
+        pytest.param((-1, 1 << 20), (4_000, 9_000), 0, id="a limit in bytes"),
+        pytest.param((10_000, 1 << 20), (4_000, 9_000), 0, id="limits in time and in bytes"),
     ],
 )
 def test_spare_time_is_counted_from_the_largest_window_of_a_deleted_record(
-    retention_ms: int, windows_ms: tuple[int, int], spare_ms: int | None
+    retention: tuple[int, int], windows_ms: tuple[int, int], spare_ms: int | None
 ) -> None:
     """By the committed epochs, also when the next ones no longer have it."""
     epochs = tuple(
@@ -159,7 +161,7 @@ def test_spare_time_is_counted_from_the_largest_window_of_a_deleted_record(
         for offset, window_ms in zip((0, 5), windows_ms, strict=True)
     )
     for log, deleted in (((0, 9), 0), ((5, 9), windows_ms[0]), ((9, 9), max(windows_ms))):
-        limits = {"d": TopicLimits(retention_ms=retention_ms)}
+        limits = {"d": TopicLimits(retention_ms=retention[0], retention_bytes=retention[1])}
         found = plan(facts(topic(log), {0: replace(state(9, 1), epochs=epochs)}, limits=limits))
         assert found.widest_ms == {("d", 0): deleted}
         in_log = windows_ms if log[0] < 5 else windows_ms[1:] if log[0] < 9 else ()
