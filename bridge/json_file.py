@@ -58,7 +58,7 @@ class JsonFile:
             reason = str(error)
         except DAMAGE as error:
             raise EnvironmentFailure(
-                f"cannot understand {self.path.name} in store.directory",
+                f"cannot parse {self.path.name} in store.directory",
                 hint=f"Remove the file: {self._without}",
                 reason=str(error) or repr(error),
                 code="DB-3061",

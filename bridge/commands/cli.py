@@ -171,7 +171,8 @@ def decide_outcome(
             if doubt is None or not doubt.unread or doubt.offset != where[1]:
                 raise EnvironmentFailure(
                     f"no messages are in doubt at {place} here",
-                    hint="Run it on the machine of the bridge that holds them, with the place of `messages-in-doubt`.",
+                    hint="Run it on the machine of the bridge that holds the partition, with the place from its log "
+                    "(messages-in-doubt).",
                     directory=settings.store.directory,
                     code="DB-1024",
                 )

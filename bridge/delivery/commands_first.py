@@ -10,8 +10,8 @@ taken effect:
       '--------- the ends behind them are looked up <-------yes--------'
     COMMANDS_FIRST --time is over, or no room for new rows--> LIVE, with one warning
 
-A partition waits for its own commands. For those of others it waits while one of them comes on, and not for one that is
-held, or that nobody can read now.
+A partition waits for its own commands. It waits for the commands of other partitions while one of these makes progress,
+but never for a held one, or one that nobody can read now.
 
 Meanwhile commands and rejects are finished and O follows, so that segments are written and memory stays bounded. Live
 partitions wait for nothing.
@@ -68,8 +68,8 @@ class CommandsFirst:
         log_ends: Callable[[Collection[SourceName]], Offsets] | None = None,
         run: Callable[[Callable[[], None]], None] = _on_a_thread,
     ) -> None:
-        """`log_ends` looks up the ends of logs, of those with a leader, in the background by way of `run`, and raises
-        EnvironmentFailure; None: there is no wait for commands that were written on."""
+        """`log_ends` looks up the ends of the logs with a leader; `run` calls it in the background, and it may raise
+        EnvironmentFailure. None: messages do not wait for commands that were written on."""
         self._clock = clock
         self._patience_s = patience_s
         self._log_ends = log_ends

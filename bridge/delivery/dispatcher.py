@@ -8,7 +8,8 @@ One transaction (invariant I1: it outputs exactly the rows that it finishes), an
                     read_committed
     4. offsets      O, P and the group metadata join the transaction,    as 3
                     beside 3 if probably no more rows will be taken
-    5. commit       the brokers decide                                   the committed (O, P) tell the outcome
+    5. commit       the brokers decide; without an answer, a step in     the committed (O, P) tell the outcome
+                    the state RESOLVING finds the outcome (`_resolve`)
     6. acknowledge  the store forgets the rows                           a start drops rows finished under (O, P)
 
 A transaction stays open for up to the commit interval while more rows fall due within it, since a commit costs several
@@ -16,8 +17,8 @@ times as much as a record. A backlog is taken in large transactions (filling.py)
 the store; O follows ingest about once a second.
 
 An abort puts all rows back, and the next attempt is narrower: without the record, the target or the source that caused
-it, or with fewer rows, until a commit succeeds (narrowing.py). So every deliverable message is
-delivered, with any answers from brokers.
+it, or with fewer rows, until a commit succeeds (narrowing.py). So every deliverable message is delivered, with any
+answers from brokers.
 """
 
 from __future__ import annotations

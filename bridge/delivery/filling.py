@@ -30,8 +30,8 @@ GATHER_S: Final = 0.005
 """The shortest wait within a transaction: waking for each millisecond's records costs more than the records. The usual
 lateness grows by half of it."""
 AHEAD_MS: Final = 40
-"""How far ahead rows are taken. It is the longest wait of another thread's request; a cancel that is read within it
-comes too late."""
+"""Rows are taken up to this time before they are due. A request of another thread waits for at most as long, and a
+cancel that is read meanwhile comes too late."""
 BUSY_ROWS: Final = 100
 """Above this many rows a transaction ends after half the interval: twice the requests, but consumers see records
 sooner."""

@@ -165,8 +165,8 @@ class Narrowing:
         self.rows = self._rows_max
 
     def committed(self, rows: int, *, is_pending: bool = False) -> None:
-        """A transaction of that many rows was committed, or had no work: it included the rejected records. This does
-        not hold while they are looked up, and `is_pending`."""
+        """A transaction of `rows` rows was committed, or had no work (0): it included the rejected records, which are
+        forgotten. Not if `is_pending`: then they may still be looked up."""
         if is_pending:
             return
         self._forget_records()

@@ -135,14 +135,14 @@ def _common_headers(rows: Relation, _: Parameters) -> Relation:
 
 
 def _other_headers(rows: Relation, _: Parameters) -> Relation:
-    """The places of the other control headers, unless the common ones are all headers."""
+    """The places of the other control headers; 0 for all if the record has common ones only."""
     rest = F.col("size") > _count(_COMMON)
     return rows.with_columns({_place(name): F.when(rest, _position(name)).otherwise(long(0)) for name in _OTHER})
 
 
 def _own_headers(rows: Relation, _: Parameters) -> Relation:
-    """The headers of a record if it has own ones, otherwise null; and, with repeated names, the rest of these
-    without half of the control headers."""
+    """The headers of a record with own headers; otherwise null. And, if names are repeated, the names without half of
+    the control headers (`_repeats` removes the other half)."""
     more = F.col("size") > F.col("controls")
     repeats = more & (F.size(F.array_distinct(F.col("names"))) < F.col("size"))
     others = reduce(F.array_remove, h.CONTROL[::2], F.col("names"))

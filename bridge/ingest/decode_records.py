@@ -273,7 +273,7 @@ def _recurs(by_name: Mapping[str, bytes | None]) -> bool:
 
 
 def _is_one_schedule(by_name: Mapping[str, bytes | None], times: list[str]) -> bool:
-    """Whether there is exactly one of the two headers, with no time beside it but its start."""
+    """Whether there is exactly one of the two headers, with no command, and no time beside it except a start."""
     return (
         (h.EVERY in by_name) != (h.CRON in by_name)
         and set(times) <= {h.UNTIL, h.FOR}
@@ -282,7 +282,7 @@ def _is_one_schedule(by_name: Mapping[str, bytes | None], times: list[str]) -> b
 
 
 def _can_reply(by_name: Mapping[str, bytes | None]) -> bool:
-    """Whether the bridge can understand the command's wishes for its answer."""
+    """Whether the headers about the command's answer, its topic and its correlation id, are valid."""
     if h.REPLY_TO in by_name and not re.fullmatch(h.TOPIC_PATTERN, _text(by_name[h.REPLY_TO]) or ""):
         return False
     text = _text(by_name[h.CORRELATION]) if h.CORRELATION in by_name else ""

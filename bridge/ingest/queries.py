@@ -248,9 +248,9 @@ class Queries:
         return self._reading.stopping.is_set() or run != self._store.run
 
     def _with_leaders(self, offsets: Offsets) -> Offsets:
-        """These offsets; after a failure without those of logs that have no leader: they starve later, and then the
-        query starts anew. At first an election may be under way: raises EnvironmentFailure. Raises StateError for a log
-        that starts later: the source would be silent, or loop for ever."""
+        """These offsets, after a failure only those of logs with a leader: the others starve later, and then the query
+        starts anew. Before the first failure a missing leader raises EnvironmentFailure, since an election may be under
+        way. Raises StateError for a log that starts later: the source would be silent, or loop for ever."""
         starts = self._log_starts(offsets, not self._failures)
         for name, log_start in starts.items():
             if log_start > offsets[name]:

@@ -183,7 +183,7 @@ class Cluster:
         futures = self._admin.list_consumer_group_offsets(
             [asked], require_stable=False, request_timeout=self._timeout_s
         )
-        answer = self._result(futures[group], "the committed offsets", code="DB-3071")
+        answer = self._result(futures[group], "read the committed offsets", code="DB-3071")
         return {
             (place.topic, place.partition): (place.offset, place.metadata)
             for place in answer.topic_partitions

@@ -23,8 +23,8 @@ def named_failure(what: str, error: Exception, records: str = "") -> BridgeError
     if isinstance(error, ConnectionError) or any(sign in text for sign in _JVM_GONE):
         return EnvironmentFailure(
             "Spark's Java process has ended",
-            hint="Most likely it ran out of memory, then a line above says so: raise spark.driver_memory. One of the "
-            "records that were being read may be large, or highly compressed.",
+            hint="If a line above says that it ran out of memory, which is the most likely reason, raise "
+            "spark.driver_memory. One of the unread records may be large, or highly compressed.",
             records=records or "none",
             code="DB-3016",
         )

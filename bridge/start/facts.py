@@ -42,9 +42,9 @@ def plan_start(
     gather: Callable[[], StartFacts | None],
     clock: Clock,
 ) -> StartPlan | None:
-    """Gather the facts and decide, until no first commits are missing: those that are this instance's to make are made,
-    the others waited for. None when the assignment is `assigned` no more (facts may be of some of these partitions), or
-    there are no facts to decide by.
+    """Gather the facts and decide, again and again until no first commits are missing. This instance makes its own
+    first commits, and waits for those of others. The facts may concern some of the `assigned` partitions only. Returns
+    None without facts, or once the assignment is another one.
 
     Raises StateError as in the table, EnvironmentFailure when another instance does not make the first commits in time.
     """
@@ -73,7 +73,8 @@ def plan_start(
 
 
 def _warn_of_returns(facts: StartFacts, plan: StartPlan) -> None:
-    """Each return takes room in the committed metadata, which is bounded (DB-4006)."""
+    """Warn of partitions that go back to earlier decode parameters: each return takes room in the committed metadata,
+    which is bounded (DB-4006)."""
     if back := [name for name, state in plan.states.items() if goes_back(facts.committed[name].epochs, state.epochs)]:
         log.warning(
             "decode-parameters-return",
@@ -148,7 +149,7 @@ def existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
         if name not in topics:
             raise StateError(
                 "a delay topic does not exist",
-                hint="Create it (`delay-bridge check` says how it must be), or take it out of the configuration.",
+                hint="Create it (`delay-bridge check` prints the command), or remove it from the configuration.",
                 topic=name,
                 code="DB-4016",
             )
@@ -158,8 +159,8 @@ def existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
 def _must_answer(
     owned: Collection[SourceName], committed: Mapping[SourceName, object], silent: Collection[SourceName]
 ) -> None:
-    """Raises SilentLogs for owned partitions that are `silent`, and all owned ones of a topic's first use, which
-    concerns every partition."""
+    """Raises SilentLogs for the owned partitions that are `silent`. A topic's first use concerns every partition: if
+    one is silent, for all owned ones of the topic."""
     new = {topic for topic, _ in silent} - {topic for topic, _ in committed}
     if held := frozenset(name for name in owned if name in silent or name[0] in new):
         raise SilentLogs(held)

@@ -217,8 +217,8 @@ def _plan(
 
 
 def _spare_ms(limits: TopicLimits, widest_ms: int) -> int | None:
-    """See `StartPlan.spare_ms`. A W above a week is that of a longer retention than an unlimited one explains: it was
-    lower for a time. A limit in bytes deletes records of any age."""
+    """See `StartPlan.spare_ms`. An unlimited retention does not explain deleted records with a W above a week, the W of
+    long retention: the retention was lower for a time. A limit in bytes deletes records of any age."""
     if limits.retention_bytes >= 0 and widest_ms:
         return 0
     if limits.retention_ms < 0:

@@ -78,8 +78,8 @@ def spare(
     assigned: Callable[[], Collection[SourceName]],
     names: Collection[SourceName],
 ) -> set[SourceName]:
-    """The partitions among these whose indexes nobody needs: they are other instances', and by their committed states
-    Kafka has all records of pending messages."""
+    """The partitions among these whose indexes nobody needs here: other instances own them, and their committed states
+    say that Kafka has all records of their pending messages."""
     names = set(names).difference(assigned())
     try:
         states = dict(states_of_others(cluster, settings.group_id, names))
@@ -90,8 +90,8 @@ def spare(
 
 
 def drop_earlier(directory: StoreDirectory, store: Stores, assigned: Collection[SourceName]) -> None:
-    """Remove the index of an earlier version, once all `assigned` partitions are read again, and nothing that Kafka
-    lacks of the other ones may be in it. Raises EnvironmentFailure."""
+    """Remove the index of an earlier version, once all `assigned` partitions are read again, and Kafka has all records
+    of the other partitions' pending messages. Raises EnvironmentFailure."""
     here = store.next_offsets().keys()
     others = set(store.sources) - here
     if here >= set(assigned) and not (store.in_life(Life.CATCHING_UP) or others - {*directory.spare(others)}):
@@ -115,7 +115,7 @@ def openings(indexes: Indexes, plan: StartPlan, now_ms: int) -> dict[SourceName,
 def make_stores(
     directory: StoreDirectory, cluster: Cluster, settings: Settings, plan: StartPlan, on_damage: Callable[[], None]
 ) -> Stores:
-    """None of which is open yet; numbers are for all partitions of the delay topics."""
+    """The stores, none of them open yet. All partitions of the delay topics get numbers."""
     topics = cluster.topics(sorted(settings.delay_topics))
     partitions = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
     limits = _limits(settings, max(each.cancels_ms for each in plan.windows.values()))

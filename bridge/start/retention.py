@@ -59,8 +59,8 @@ RESTORE: Final = (
 )
 
 NoteGone = Callable[[Sequence[SourceName]], object]
-"""`note_gone` with its other arguments: afterwards other instances keep an index that may have these messages, and no
-start goes on without one."""
+"""`note_gone` for some partitions, with its other arguments bound: from then on other instances keep an index that may
+have these messages, and no start goes on without one."""
 
 log = structlog.get_logger("bridge.start.retention")
 
@@ -329,8 +329,8 @@ class RetentionGuard:
         self, store: Stores, starts: Mapping[SourceName, int], places: Collection[SourceName]
     ) -> dict[SourceName, int]:
         """Update the offsets below which records are gone, for `places`; a bound stays until no message below it can be
-        pending. (`Stores.trimmed` may find them late by a segment's length. While the retention is too short, any row
-        that may be pending is one.)"""
+        pending. (`Stores.trimmed` may find them late, by the length of a segment. While the retention is too short,
+        each row that may be pending counts as one of them.)"""
         bounds = {name: starts[name] if name in places else bound for name, bound in self.gone.items()}
         bounds |= {name: starts[name] for name in places}
         kept = store.may_hold_below(bounds)

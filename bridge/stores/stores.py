@@ -92,7 +92,7 @@ class _Entry:
         return self.lender.store
 
     def next_due_ms(self) -> int | None:
-        """The due time (ms) of the next row that this state delivers, but for merged ones, or None."""
+        """The due time (ms) of the next row that this state delivers, or None. Merged rows do not count."""
         if self.life is Life.LIVE:
             store = self.lender.store
             return store.next_due_ms() if store.state.resident.is_apart() else None
@@ -446,7 +446,8 @@ class Stores:
     def _below(
         self, bounds: Mapping[SourceName, int], look: Callable[[StoreState, int], Callable[[RowRefs], T]]
     ) -> dict[SourceName, T]:
-        """A look below an offset of each open partition; one pass over merged rows, without the lock, serves all."""
+        """The result of `look` at the rows below an offset of each open partition. One pass over the merged rows,
+        without the lock, is enough for all."""
         here = [(entry, bounds[name]) for name, entry in self._entries.items() if name in bounds]
         with self.memory.lock:
             merged_below = self.memory.merged.below({entry.lender.source: bound for entry, bound in here})
@@ -478,4 +479,4 @@ class Stores:
 
 
 class _HeldWithoutRoom(Exception):
-    """Ends a wait for room in a held partition, which may be without deliveries for long."""
+    """Ends a wait for room in a held partition: deliveries may not make room there for a long time."""

@@ -19,7 +19,8 @@ log = structlog.get_logger("bridge.telemetry.health")
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A phase of the bridge: a stable name, whether the bridge delivers, and the reasons why not (or its faults)."""
+    """A phase of the bridge: a stable name, whether the bridge delivers, and the reasons if it does not; its faults if
+    it does."""
 
     name: str
     _: KW_ONLY

@@ -1,7 +1,10 @@
 """The header contract: the headers that producers write, those that the bridge reads, and those that it adds. Pure.
 
-Two regular-expression engines use the patterns below: Python's here and Java's in decode.py. The patterns use only
-syntax with the same meaning in both. All values of control headers share these rules. They are UTF-8 text. Surrounding
+Records are decoded by this contract in two places, with equal results: ingest/decode.py for Spark's query, and
+ingest/decode_records.py for the plain reader. ingest/finish.py does the second half for both. So two regular-expression
+engines use the patterns below, Python's and Java's; the patterns use only syntax with the same meaning in both.
+
+All values of control headers share these rules. They are UTF-8 text. Surrounding
 white space (space, tab, CR, LF) is ignored. A time has at most 256 characters. A number has at most 15 digits (10
 before a unit other than `ms`), so no sum overflows 64 bits. Fractions of a millisecond are rounded up: a message may be
 late, never early.

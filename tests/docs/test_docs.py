@@ -314,6 +314,14 @@ def test_documents_are_of_no_machine(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", ALL)
+def test_a_table_is_one_block(document: str) -> None:
+    """A blank line ends a table: rows behind it would be shown as plain text."""
+    lines = re.sub(FENCE, "", text_of(document)).splitlines()
+    starts = (i for i, line in enumerate(lines) if line[:1] == "|" and lines[i - 1][:1] != "|")
+    assert not [lines[i] for i in starts if not re.fullmatch(r"\|[-| ]+\|", lines[i + 1])]
+
+
+@pytest.mark.parametrize("document", ALL)
 def test_lines_fit_a_screen(document: str) -> None:
     """Except for tables, names of tests and the chart's templates."""
     lines = (line for line in text_of(document).splitlines() if len(line) > 120)

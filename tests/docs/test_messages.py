@@ -65,6 +65,12 @@ def test_no_message_is_explained_that_nobody_says() -> None:
     assert not stale, f"of {DOCUMENT}, nowhere in the source: {stale}"
 
 
+def test_a_message_that_begins_with_cannot_goes_on_with_a_verb() -> None:
+    """No message lacks its verb, such as `cannot the offsets`: some get their first word from a shared function."""
+    said = {text: place for text, place in errors() if re.match(r"cannot (?:a|an|the)\b", text)}
+    assert not said, f"without a verb: {said}"
+
+
 @pytest.mark.parametrize("code", ["f'{a!r} is no {b}{c}'", "'… is no ' + x", "f'{a} is ' + ('no ' if b else 'a ') + d"])
 def test_the_collector_reads_all_ways_of_writing(code: str) -> None:
     """The collector sees every text that the document must have."""

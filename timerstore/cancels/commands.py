@@ -245,8 +245,9 @@ class Commands:
             self.wait_until_ms = AT_MIN
 
     def enough_offset(self, messages_max: int) -> int:
-        """The offset of the first command by id that one transaction leaves to the next one: with those before it, of
-        which one names the same id, it covers more than `messages_max` messages. OFFSET_MAX: none."""
+        """The offset of the first command by id that a transaction leaves to the next one: an earlier command names the
+        same id, and all commands by id up to this one cover more than `messages_max` messages. OFFSET_MAX: there is no
+        such command."""
         by_id = [each for each in self.effects.values() if each.upto is not None]  # in the order of offset
         if (count := sum(each.upto or 0 for each in by_id)) <= messages_max:
             return OFFSET_MAX

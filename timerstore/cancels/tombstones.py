@@ -10,9 +10,9 @@ logarithmic number of times, and a look-up asks few runs. A merge keeps a key's 
 key may be in several runs. A file may also have tombstones from above the checkpoint's offset: the cancels are read
 from Kafka again, and make the same tombstones.
 
-A merge drops expired tombstones (`Cancels.expired_before_ms` has the condition). It also takes in each file that has
-mostly expired, however large it is: so a late one keeps no file of others, and each is written again once for another
-one that goes.
+A merge drops expired tombstones (`Cancels.expired_before_ms` has the condition). It also takes in each file of any size
+that has mostly expired. So one tombstone with a late expiry does not keep a file of expired ones, and for each
+tombstone that is written again another one is dropped.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ class TombstoneMerge:
         return cls(runs=(), absorbed=(file,), expired_before_ms=AT_MIN, above=above, bound=bound)
 
     def pieces(self) -> Iterator[Run]:
-        """The merged rows, piece by piece. A piece ends with the run whose next step ends first, so that all rows of a
-        key are in one piece."""
+        """The merged rows, piece by piece. Each run has a key at the end of its next step; a piece ends at the smallest
+        of these keys, so that all rows of a key are in one piece."""
         parts = [_Part(run.keys.hi, run.__getitem__) for run in self.runs]
         parts += [_Part(file.file["hi"], file.run) for file in self.absorbed]
         while begun := [part for part in parts if part.done < len(part.hi)]:

@@ -93,8 +93,8 @@ class TimerLog:
 def read_window(window: Window) -> pa.Table:
     """The rows of a window as `entry.ENTRY`, in no order. Raises Corrupt, DiskFailure.
 
-    It reads only row groups that may have rows in the window, one at a time, so that memory holds rows outside the
-    window of one row group only; and of a row group without a row in the window, only the positions.
+    It reads the row groups that may have rows in the window, one at a time: first the positions, and the other columns
+    only if a row lies in the window. So of rows outside the window, memory holds at most one row group.
     """
     tables = [ENTRY.empty_table()]
     for segment in window.segments:

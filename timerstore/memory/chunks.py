@@ -22,7 +22,8 @@ SPARSE_SHARE = 4
 """A chunk is sparse if less than this fraction (1 / 4) of its rows is left."""
 
 FEW_STRETCHES = 32
-"""Up to this number of stretches of rows of one chunk are put together in their order, without an order by chunk."""
+"""Up to this number of stretches (successive rows of one chunk) are read one by one, in their order. More are read
+chunk by chunk, and put in order afterwards."""
 
 ID_BYTES = 52
 """The additional memory of a row with an id: its entry in the index of ids (id_index.py), until a segment holds it."""

@@ -111,8 +111,8 @@ class PendingHistogram:
 
     Only used slots are held, 8 bytes for each, in order; new ones wait beside them until they are many. So memory is
     bounded by the number of timers, however far apart they are. A producer may choose any time. All times before
-    `since_ms` share a slot, and so do those more than eleven years later: a timer is counted out of the slot that it
-    was counted into, at any time of the clock.
+    `since_ms` share a slot, and so do those more than eleven years after it. The slot of a timer does not depend on the
+    clock, so the timer is counted out of the slot that it was counted into.
     """
 
     def __init__(self, since_ms: int) -> None:

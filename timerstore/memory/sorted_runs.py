@@ -47,13 +47,14 @@ SMALL_ROWS: Final = 64
 SMALL_RUNS: Final = 8
 """Runs of fewer rows wait until this number of them are merged together."""
 GATHERED_CHUNKS: Final = 8
-"""A run with payloads from this number of chunks or more, and up to these rows and bytes, gets a chunk of its own; each
-row is copied once or twice."""
+"""A run with payloads from at least this number of chunks is copied into a chunk of its own, unless it exceeds the
+limits below. Each row is copied once or twice."""
 GATHERED_ROWS_MAX: Final = 1 << 13
 GATHERED_BYTES_MAX: Final = 4 << 20
 SCATTERED_CHUNKS: Final = 4
 SCATTERED_ROWS: Final = 32
-"""Rows are scattered from this number of chunks on, with fewer than this number of rows of each: see `gather_near`."""
+"""Rows are scattered if they come from at least SCATTERED_CHUNKS chunks, on average fewer than SCATTERED_ROWS rows from
+each: see `gather_near`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,9 +198,10 @@ class SortedRuns:
         return heads, tails
 
     def _first(self, cuts: list[int], limit: int) -> list[int]:
-        """The number of rows of each run among the first `limit` of the first `cuts` rows of the runs, which are more.
+        """The number of rows of each run among the first `limit` rows of all runs. The candidates, the first `cuts`
+        rows of each run, are more than `limit`.
 
-        Only about `limit` rows are sorted: runs are much alike, so a fair share of each reaches nearly to the same
+        Only about `limit` rows are sorted: runs are much alike, so an equal share of each ends at nearly the same
         position.
         """
         share = -(-limit // len(cuts))

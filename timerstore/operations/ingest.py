@@ -184,8 +184,9 @@ class StoreIngest:
         """Whether a batch may come in. A flush or a delivery makes room; if neither is possible, the batch need not
         wait.
 
-        (Delivery waits until ingest has caught up with the committed O: before, only a flush can make room.) Where a
-        commit and a flush make none, commands by id wait no longer: the copies for which they wait could not come in.
+        (Until ingest has caught up with the committed O, nothing is delivered, and only a flush can make room.) If
+        neither a commit nor a flush can make room, commands by id no longer wait: the copies for which they wait could
+        not come in.
         """
         state = self._state
         with state.lock:

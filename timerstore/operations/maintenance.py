@@ -109,7 +109,8 @@ class Maintenance:
                 live.stored(absorbed, merged)
             self._flushed_ms, self._has_flushed = now_ms, True
             state.changed.notify_all()
-        # Repacking passes over every row under the lock, so flushes after many records are too frequent for it.
+        # Repacking passes over every row under the lock. Flushes after many records would repeat it too often: hence
+        # its interval.
         with state.memory.changing():
             every_ms = 0 if is_full else state.limits.flush_interval_ms
             state.memory.repack(now_ms, state.limits.repacked_bytes, every_ms=every_ms)
@@ -217,7 +218,8 @@ class Maintenance:
         passed = compaction.passed_rows(each, state.resident.position)
         if not len(state.cancels.tombstones):
             return passed
-        # A count takes long, so the next one comes after further cancels of an eighth of the segment's rows.
+        # A count takes long: the next one waits until the store has further cancels for an eighth of the segment's
+        # rows.
         cancelled, counted = state.cancels.cancelled, self._covered.get(each.named.name)
         if counted is None or cancelled - counted[0] > each.rows // 8:
             covered = sum(int(part.counts.sum()) for part in covered_in(state, each))

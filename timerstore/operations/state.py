@@ -168,8 +168,8 @@ class StoreState:
         return EMPTY if self.loan is None else self.loan.rows()
 
     def timers_in_hand(self) -> Int64s:
-        """The offsets of timers that the open transaction has taken or acts on, and so counts out; the caller holds the
-        lock."""
+        """The offsets of the timers that the open transaction counts out: those that it has taken, and those on which
+        its commands act. The caller holds the lock."""
         if self.loan is None:
             return EMPTY.offset
         rows, acted = self.loan.rows(), self.loan.acted

@@ -119,8 +119,9 @@ def _waits_since_ms(state: StoreState, rows: RowRefs) -> int:
 
 def _stored_since_ms(state: StoreState) -> int:
     """The time (ms) from which rows beyond the frontier wait: the later one of the first counted pending timer there,
-    and of the end of the first slot in a stretch of a segment; AT_MAX if one is missing. (A slot without a row, in a
-    closed gap, counts a row too early only if a row in memory is counted there, whose own time is the earlier one.)"""
+    and of the end of the first slot in a stretch of a segment; AT_MAX if one is missing. (A closed gap has slots
+    without rows. Such a slot makes the time too early only if a row in memory is counted in it; that row's own time is
+    earlier anyway.)"""
     after_ms = state.resident.frontier.at_ms
     counted_ms = state.pending.histogram.first_ms(after_ms)
     found = [each.stretches.first_from(after_ms // SLOT_MS) for each in state.timerlog]

@@ -306,7 +306,7 @@ class Transaction:
         if len(named) > ROWS_MAX:
             return of_all(effect, Decision.TOO_MANY)
         if len(named):
-            # Behind recalls of all its messages it needs an answer, and one command has that.
+            # Recalls cover all of its messages: one command by origin is enough for the answer.
             chosen = named[:1] if recalled.all() else named[~recalled]
             return [Decided(effect=effect, decision=Decision.SENT_ON, live=EMPTY.offset, named=chosen)]
         gone, _, _ = self._judged_by_id(effect)

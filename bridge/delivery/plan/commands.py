@@ -372,7 +372,7 @@ class DueCommands:
         return DueRows(replace(rows, payload=payload), self._rows.columns), changed, over
 
     def _sent_on(self, n: int, origins: list[int], most: int = 1, *, ends: bool = False, asks: bool = True) -> Batch:
-        """The command, as ones by origin for `most` of these messages each, into its own partition; with `ends`, as
+        """Commands by origin in this one's place and partition, for up to `most` of these messages each; with `ends`,
         cancels. Each has an absolute time, and the place of the client's record."""
         topic, partition, _ = self._place(n)
         is_move = self._is_move(n) and not ends
@@ -405,7 +405,7 @@ class DueCommands:
         )
 
     def _together(self, replies: Sequence[tuple[int, Answer]]) -> list[tuple[int, Answer]]:
-        """One answer for each command of a client and outcome: one by id has several commands by origin."""
+        """One answer for each outcome of a client's command: several commands by origin may stand for one by id."""
         combined = dict[tuple[object, ...], tuple[int, Answer]]()
         for n, answer in replies:
             key = answer.command, answer.outcome, answer.correlation, self._reply_to[n], self._keys[n]

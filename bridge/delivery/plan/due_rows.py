@@ -219,16 +219,17 @@ class DueRows:
 
     def decided_ms(self, ids: Ids, now_ms: int) -> Int64s:
         """For each row, the time after which an answer of the brokers supports a lasting verdict, int64[m]: its due
-        time, its timestamp, or a second before it came up; the latest counts. So a row that was put off for the next
-        answer has that answer when it comes up, whoever asked. (If the brokers' clock is ahead, the present time is the
-        limit.)"""
+        time, its timestamp, or a second before it came up; the latest counts. So when a row that was put off for the
+        next answer comes up, any answer since then is recent enough. (If the brokers' clock is ahead, the present time
+        is the limit.)"""
         ts = integers(self.payload.column("ts"), 0)[ids]
         latest = np.maximum(np.maximum(self.due[ids], self.at[ids] - IN_DOUBT_MS), ts)
         result: Int64s = np.minimum(latest, now_ms)
         return result
 
     def by_producers_clock(self, ids: Ids) -> Bools:
-        """The rows that were rejected for their topic's timestamps, as their copies would be; bool[m]."""
+        """The rows that decoding rejected because their topic has producers' timestamps: it would reject their copies,
+        too; bool[m]."""
         reason = self.payload.column("reason").take(pa.array(ids))
         mask: Bools = pc.fill_null(pc.equal(reason, RejectReason.CREATE_TIME.value), False).to_numpy(
             zero_copy_only=False

@@ -481,7 +481,8 @@ def timed(
 
 
 def cut(rows: DueRows, fates: Fates, own: OwnTopics | None, findings: Findings) -> frozenset[int]:
-    """Rows whose whole dead letters fit nowhere (`own` None: those that an abort has shown)."""
+    """The rows whose dead letters must be cut, since the whole ones fit nowhere (`own` None: only those that an abort
+    has shown)."""
     dead = fates.ids(Fate.LETTER)
     is_cut = _named(rows.keys[dead], findings.cut)
     if own is not None:

@@ -390,15 +390,15 @@ class Planner:
         return needed
 
     def _lasting(self, rows: DueRows, before: Fates, after: Fates, mine: Bools) -> Ids:
-        """The rows of `mine` with a lasting verdict: DELIVER `before` the look at their target, and a dead letter
-        `after` it, at once or because it was the last attempt."""
+        """The rows of `mine` with a lasting verdict: `before` the look at their target they had the fate DELIVER, and
+        `after` it they are dead letters, or retries without a further attempt."""
         ids = np.flatnonzero(mine & before.are(Fate.DELIVER) & (after.are(Fate.LETTER) | after.are(Fate.RETRY)))
         is_last = (after.count_attempts(ids) > 0) & self._retry.is_over(rows.attempt[ids].astype(np.int64) + 1)
         result: Ids = ids[(after.fate[ids] == Fate.LETTER.value) | is_last]
         return result
 
     def _assure(self, rows: DueRows, own: _Cached, ids: Ids, now_ms: int) -> None:
-        """Have delay topics looked up again that seem to refuse copies of some of these rows."""
+        """Renew the look-up of the delay topics that seem to refuse copies of some of these rows."""
         if not len(ids) or not len(ids := ids[~own().copyable(ids)]):
             return
         needed: dict[str, int] = {}

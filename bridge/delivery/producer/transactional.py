@@ -124,8 +124,9 @@ class TransactionalWriter(Writer):
         one, error = self._id, failure.error
         if one is None:
             return Broken(failure)
-        # The client also asks to abort records that the coordinator has not taken yet, since it was still writing the
-        # end before. The answer is the same (librdkafka issue 4849), unless there was certainly nothing to write.
+        # The answer is the same if the client asks to abort records that the coordinator has not taken, because it was
+        # still writing the previous end (librdkafka issue 4849). So it counts, unless there was certainly nothing to
+        # write.
         if error is not None and is_unasked(error) and (self._has_offsets or self._sent > self._unwritten):
             self._unasked = self._unasked or error
         if self._unasked is not None:
@@ -188,7 +189,8 @@ class TransactionalWriter(Writer):
         self._joining = offsets, self._calls.begin(self._sending(offsets, group_metadata))
 
     def _explain(self) -> None:
-        """Raise a failure of the joining offsets: after it the client takes and sends nothing, and gives no reason."""
+        """Raise the failure of the joining offsets, if there is one: the client then takes and sends nothing, without a
+        reason."""
         if self._joining is None or not self._joining[1].done.wait(CONFLICT_S):
             return
         (_, call), self._joining = self._joining, None

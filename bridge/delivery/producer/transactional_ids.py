@@ -111,7 +111,7 @@ class TransactionalId:
     failure: Exception | None = None
     """Why it could not be initialised."""
     committed: int = 0
-    """The place of its last possible commit in the order of all commits: it was requested, and not refused."""
+    """The number of its last commit that was requested and not refused, in the order of all commits; 0: none."""
     comes_back: bool = False
     was_made: bool = False
     may_fence_itself: bool = False
@@ -126,7 +126,7 @@ class TransactionalId:
         self.state = TRANSITIONS[self.state][event]
 
     def let_in(self) -> None:
-        """Let in all news of its producer, if any: otherwise the producer's log would grow."""
+        """Poll its producer, if any, for all news: otherwise the queue of its log would grow."""
         try:
             if self.producer is not None:
                 self.producer.poll(0)
@@ -163,9 +163,9 @@ class TransactionalIds:
         self._on_incident = on_incident
         self._all = [TransactionalId(name) for name in names]
         self.first: TransactionalId | None = None
-        """Its last transaction may have a late effect until it is initialised: no transaction begins before, and then
-        it goes next. Offsets that arrive while the end of their transaction is being written count as the latest, even
-        after another id's commits in between."""
+        """The id that must go next, if any: no transaction begins before it is initialised, since until then its last
+        transaction may have a late effect. Offsets that arrive while the end of their transaction is being written
+        count as the latest, even after another id's commits in between."""
         self._is_waited_for = False
         self.is_well = False
         """Whether the last transaction was committed."""
@@ -257,7 +257,7 @@ class TransactionalIds:
         self._start(one, self._lose(one))
 
     def renew_last(self) -> None:
-        """Renew the last id to commit, which may be held up, too: it is ready once it certainly is not."""
+        """Renew the last id to commit, which may be held up, too: once it is ready again, it certainly is not."""
         last = max(self._all, key=BY_COMMIT)
         if last.committed and last.state is IdState.READY:
             self.renew(last)
@@ -313,8 +313,9 @@ class TransactionalIds:
     def _make_ready(
         self, one: TransactionalId, held: list[Producer], left: list[Producer], *, at_once: bool = False
     ) -> None:
-        """Try until it is ready, or cannot become ready. `at_once`: try one call. A producer that needs more (`held`)
-        goes on by itself, and would fence a second one: it remains in use, in the background."""
+        """Try until the id is ready, or cannot become ready. With `at_once`, try one call only; if that is not enough,
+        the tries go on in the background, with the same producer (`held`): it initialises itself meanwhile, and would
+        fence another one."""
         while left:  # the caller keeps no reference
             drop(left.pop())
         while not self._closed.is_set():

@@ -38,7 +38,7 @@ KNOWN_FOR_S: Final = 60.0
 FAILING_FOR_S: Final = 2.0
 """Interval at which the thread looks up a failing target in use."""
 FAILING_FOR_S_MAX: Final = 10.0
-"""After this time a caller looks it up itself: the thread stops at the end of its use."""
+"""After this time a caller looks up a failing target itself: the thread no longer does so once its use has ended."""
 USED_FOR_S: Final = 30.0
 RENEWED_FOR_S: Final = 1.0
 """The shortest interval between look-ups of a topic for lasting verdicts."""
@@ -54,8 +54,8 @@ SILENT_OPEN_S: Final = 1.0
 TARGETS_MAX: Final = 10_000
 """Names come from headers: their number is unlimited. (10,000 of 200 characters take 9 MB.)"""
 MISSING_MAX: Final = 100
-"""The limit of unknown topics in the thread's look-ups. More must be invented names: they wait for the next attempt of
-their messages."""
+"""The limit of unknown topics in the thread's look-ups. Further ones are probably invented names: they are looked up at
+the next attempt of their messages."""
 FAILING_MAX: Final = 100
 """The limit of names in the metric of failing targets."""
 UNKNOWN: Final = "(unknown)"

@@ -191,7 +191,7 @@ class Pauses:
             self._to_write = merged([*self._said, *self._wanted])
         raise EnvironmentFailure(
             f"the pause or resumption of a target could not be written into Kafka within {WRITE_S:.0f} s",
-            hint="Look at /readyz: an instance that delivers from a partition at least can write it. Ask again.",
+            hint="Check /readyz: an instance can write it while it delivers at least one partition. Then ask again.",
             target=wanted.name,
             code="DB-3070",
         )

@@ -55,7 +55,7 @@ class Target:
         return is_refused or partition in self.down or (partition < 0 and bool(self.down))
 
     def takes_less_than(self, other: Target) -> bool:
-        """Whether some records cannot go there that could with `other`, an earlier look at it."""
+        """Whether it refuses records that it took according to `other`, an earlier look at it."""
         is_refused = self.refusal is not None and other.refusal is None
         return is_refused or not self.down.keys() <= other.down.keys() or (self.is_wary and not other.is_wary)
 

@@ -19,8 +19,8 @@ SKIPPED, COMMITTED, ABORTED = "skipped", "committed", "aborted"
 CHOICES_MAX: Final = 10_000
 
 Place = tuple[SourceName, int]
-"""A partition and an offset. In BATCHES, which outlives a topic, the topic's id stands for its name: entries of earlier
-versions have the name, and count for no topic."""
+"""A partition and an offset. The file BATCHES outlives a topic, so its places have the topic's id in place of the name.
+Entries of earlier versions have the name, and match no topic."""
 
 
 class Choices:

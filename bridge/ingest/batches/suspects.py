@@ -43,7 +43,7 @@ MARK_S: Final = 0.5
 CODE: Final = "DB-4060"
 
 Take = Callable[[list[Record] | Unread, Offsets], None]
-"""Takes in records, or what stands for unread ones, and the ends that they reach."""
+"""Takes in records, or the substitute for unread ones, and the offsets up to which they reach."""
 
 log = structlog.get_logger("bridge.ingest.batches.suspects")
 
@@ -91,7 +91,8 @@ class Suspects:
         )
 
     def suspect(self, at: Offsets, why: str) -> None:
-        """Have the batches behind these offsets read here; those of held partitions are known."""
+        """Note that the batches behind these offsets must be read here. Nothing changes for partitions that are suspect
+        or held already."""
         with self._lock:
             new = sorted(at.keys() - self.names)
             self._suspect |= {name: at[name] + AHEAD for name in new}

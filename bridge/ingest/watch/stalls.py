@@ -29,7 +29,7 @@ def jvm_stands_still(wait: Wait, waited_s: float) -> EnvironmentFailure:
     """The process must end: Spark's JVM does not come back."""
     return EnvironmentFailure(
         "Spark's Java process stands still",
-        hint="It was stopped, or its machine swaps, or gives it no processor. The bridge starts again where it was.",
+        hint="It was stopped, swaps, or has no processor. After a restart the bridge continues from the same place.",
         waits_for=wait.waits_for,
         waited_s=round(waited_s),
         code="DB-3055",
@@ -40,7 +40,7 @@ def session_missing() -> EnvironmentFailure:
     """The process must end: Spark's JVM has not come up."""
     return EnvironmentFailure(
         "Spark does not come up",
-        hint="The log above has the output of its Java process; look at the processors and the memory that it has.",
+        hint="Check its processors and its memory; the lines above (jvm-output) are the output of its Java process.",
         waited_s=round(Wait.SESSION.s),
         code="DB-3056",
     )

@@ -56,7 +56,7 @@ class Steps:
     # ---- the query's thread
 
     def enter(self, step: QueryStep, **facts: object) -> None:
-        """The thread waits for the result of this step, as the facts describe it; again for later facts."""
+        """The thread waits for the result of this step. Call it again with later `facts`, which describe the wait."""
         now_s, present = self._clock.monotonic_s(), self._present
         if present is None:
             self._report_s = now_s + REPORT_S
