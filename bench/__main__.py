@@ -13,6 +13,7 @@ make bench BENCH_ARGS="--only outages"  twenty outages of the only broker at 2,0
 make bench BENCH_ARGS="--only against-relay"   the bridge and a relay in turns (twenty minutes); with --rate 10000, on
                                         one core (--cores 0), on half of one (--quota 0.5), with cold brokers (--cold)
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
+make bench BENCH_ARGS="... --save NAME"     the results also as files in bench/results, and in README
 make bench BENCH_ARGS="--only costs --partitions 32"   a delay topic with 32 partitions (4 by default)
 """
 
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bench import dead_target
+from bench import dead_target, results
 from bench.against_relay import against_relay
 from bench.assignment import assignment
 from bench.bridge import PARTITIONS, WARMED, Bridge, bridge_on_broker, pause, run_program, warm_up
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--outages", type=int, default=20, help="approximate number of outages of the broker")
     parser.add_argument("--partitions", type=int, default=PARTITIONS, help="partitions of the delay topic")
     parser.add_argument("--calibrated", type=int, default=10, help="seconds of each part of the calibration; 0: none")
+    parser.add_argument("--save", metavar="NAME", help="write the results into bench/results")
     turns = parser.add_argument_group("against-relay")
     turns.add_argument("--turns", type=int, default=3, help="turns of the bridge and the relay")
     turns.add_argument("--first", type=int, default=120, help="seconds from ready on that belong to the start")
@@ -77,6 +79,8 @@ def main() -> None:
                     report.add("calibration", figure, f"{number:,.2f}")
             SCENARIOS[name](bridge, arguments, report)
     report.print()
+    if arguments.save:
+        print(results.save(report, arguments.save))
 
 
 def idle(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:
