@@ -26,6 +26,8 @@ THREADS: Final = 8
 START, SETTLED, HALF_MINUTE = "at the start", "settled", "in the first half minute"
 """The windows."""
 HALF_MINUTE_S: Final = 30
+WINDOWS: Final = f"{START} / {SETTLED}, after ready"
+"""The figure that says which seconds these are."""
 STAMPED, ARRIVED, APPENDED = "late", "late at the consumer", "the producer's wait for the append"
 CPU: Final = "CPU"
 
@@ -41,9 +43,10 @@ def against_relay(bridge: Bridge, arguments: argparse.Namespace, report: Report)
     share = f"on cores {arguments.cores}" if arguments.cores else "on all cores"
     share += f", {arguments.quota:g} of a core" if arguments.quota else ""
     share += f", beside {arguments.beside} endless loops" if arguments.beside else ""
-    broker = "a fresh broker for each turn" if arguments.cold else "one broker"
-    scenario = f"{arguments.rate:,}/s, delays of {low} to {high} s, {share}, {broker}"
-    report.add(scenario, f"{START} / {SETTLED}, after ready", f"0 to {first} s / {first} to {last} s")
+    broker = "a fresh broker for each turn" if arguments.cold else "one broker for all turns"
+    scenario = f"relay, {arguments.rate:,}/s"
+    report.add(scenario, "conditions", f"delays of {low} to {high} s, {share}, {broker}")
+    report.add(scenario, WINDOWS, f"0 to {first} s / {first} to {last} s")
     turns: list[tuple[Turn, Turn]] = []
     for number in range(1, arguments.turns + 1):
         turns.append((_bridge_turn(bridge, arguments, windows), _relay_turn(bridge, arguments, windows)))

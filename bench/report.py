@@ -26,6 +26,10 @@ class Comparison:
         """The bridge's value against the relay's in the same turn."""
         return tuple(one / other for one, other in zip(self.bridge, self.relay, strict=True) if other)
 
+    def tell(self) -> str:
+        """Medians, with the spread of the turns."""
+        return f"{spread(self.bridge)} {self.unit}, relay {spread(self.relay)}, ratio {spread(self.ratios, 2)}"
+
 
 @dataclass(slots=True)
 class Report:
@@ -41,18 +45,16 @@ class Report:
     def add(self, scenario: str, figure: str, value: str, compared: str = "") -> None:
         """Add a line, and print it at once."""
         self.lines.append((scenario, figure, value, compared))
-        Console(stderr=True).print(f"{scenario}: {figure} {value}  [{compared}]", highlight=False, markup=False)
+        _tell_at_once(f"{scenario}: {figure} {value}  [{compared}]")
 
     def against(self, scenario: str, figure: str, number: float, calibrated: str) -> None:
         """Take a number's ratio to a figure of the calibration, at the end of the run."""
         self.numbers.append((scenario, figure, number, calibrated))
 
     def compare(self, comparison: Comparison) -> None:
-        """Add the medians of a comparison, with their spread, and that of its ratios."""
+        """Add a comparison, and print it at once."""
         self.comparisons.append(comparison)
-        for name, values in (("bridge", comparison.bridge), ("relay", comparison.relay)):
-            self.add(comparison.scenario, f"{comparison.figure}, {name}", f"{spread(values)} {comparison.unit}")
-        self.add(comparison.scenario, f"{comparison.figure}, ratio", spread(comparison.ratios, 2))
+        _tell_at_once(f"{comparison.scenario}: {comparison.figure} {comparison.tell()}")
 
     def ratios(self) -> list[tuple[str, str, float, str]]:
         """Scenario, figure, ratio, and its figure of the calibration."""
@@ -69,9 +71,15 @@ class Report:
             table.add_column(column)
         for line in self.lines:
             table.add_row(*line)
+        for one in self.comparisons:
+            table.add_row(one.scenario, one.figure, one.tell(), "")
         for scenario, figure, ratio, name in self.ratios():
             table.add_row(scenario, f"{figure}, against: {name}", f"{ratio:.2f}", "")
         Console(width=150).print(table)
+
+
+def _tell_at_once(line: str) -> None:
+    Console(stderr=True).print(line, highlight=False, markup=False)
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

@@ -25,7 +25,7 @@ from typing import Any, Final
 import confluent_kafka
 import psutil
 
-from bench.against_relay import ARRIVED, CPU, HALF_MINUTE, SETTLED, STAMPED, START
+from bench.against_relay import ARRIVED, CPU, HALF_MINUTE, SETTLED, STAMPED, START, WINDOWS
 from bench.calibration import LOOP
 from bench.report import Report, spread
 from dev.broker.embedded import kafka_version
@@ -161,9 +161,11 @@ def table_of(results: Sequence[Result]) -> str:
         return ""
     ends = results[:1] if len(results) == 1 else [results[0], results[-1]]
     heads = [f"{one['machine']['processor']}, {one['machine']['cores']} cores" for one in ends]
+    seconds = [next((line["value"] for line in one["figures"] if line["figure"] == WINDOWS), "-") for one in ends]
     lines = [
         f"| {' | '.join(['1,000/s, delays of 1 to 5 s: bridge, relay, ratio', *heads])} |",
         f"|{'---|' * (1 + len(ends))}",
+        f"| {' | '.join([WINDOWS, *seconds])} |",
     ]
     for figure, words in ROWS.items():
         lines.append(f"| {' | '.join([words, *(_cell(one, figure) for one in ends)])} |")

@@ -60,7 +60,7 @@ def test_readme_has_the_best_and_the_worst_machine(tmp_path: Path) -> None:
     text = results.with_table(README, results.read_all(tmp_path))
     assert text.startswith("# A\n") and text.endswith(results.END + "\n\nMore.\n") and "old" not in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + 5
+    assert len(rows) == 2 + 1 + 5
     assert "Fast, 2 cores | Slow, 2 cores" in rows[0]
     assert "10 ms, 60 ms, 0.2 (0.1 to 0.2) | 90 ms, 60 ms, 1.7 (1.1 to 2.2)" in text
 
