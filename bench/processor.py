@@ -33,20 +33,25 @@ class ThreadTimes:
     def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
         self._pids = pids
         self._seconds: dict[tuple[int, int], tuple[str, float]] = {}
+        self._lock = threading.Lock()
 
     def look(self) -> dict[str, float]:
         """The seconds by now, those of ended threads included."""
-        for pid in self._pids():
-            with suppress(OSError):
-                program = (PROC / str(pid) / "comm").read_text().strip()
-                for task in (PROC / str(pid) / "task").iterdir():
-                    with suppress(OSError):
-                        name, seconds = _parse((task / "stat").read_text())
-                        self._seconds[pid, int(task.name)] = f"{program}: {name}", seconds
-        totals: dict[str, float] = defaultdict(float)
-        for name, seconds in self._seconds.values():
-            totals[name] += seconds
-        return dict(totals)
+        with self._lock:
+            for pid in self._pids():
+                self._look_at(PROC / str(pid))
+            totals: dict[str, float] = defaultdict(float)
+            for name, seconds in self._seconds.values():
+                totals[name] += seconds
+            return dict(totals)
+
+    def _look_at(self, process: Path) -> None:
+        with suppress(OSError):  # it, or a thread, has ended
+            program = (process / "comm").read_text().strip()
+            for task in (process / "task").iterdir():
+                with suppress(OSError):
+                    name, seconds = _parse((task / "stat").read_text())
+                    self._seconds[int(process.name), int(task.name)] = f"{program}: {name}", seconds
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
