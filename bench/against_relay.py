@@ -75,7 +75,7 @@ def comparisons(scenario: str, windows: Sequence[Window], turns: Turns) -> Itera
 
 def _comparison(scenario: str, figure: str, unit: str, values: Sequence[tuple[float, float]]) -> Comparison:
     bridge, relay = zip(*values, strict=True)
-    return Comparison(scenario=scenario, figure=figure, unit=unit, bridge=bridge, relay=relay)
+    return Comparison(scenario=scenario, figure=figure, unit=unit, bridge=bridge, peer=relay)
 
 
 def by_thread(turns: Sequence[Turn], window: str) -> list[tuple[str, float]]:

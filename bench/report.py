@@ -13,22 +13,24 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A figure of the bridge and of the relay, one value of each for each turn."""
+    """A figure of the bridge and of its peer, one value of each for each turn."""
 
     scenario: str
     figure: str
     unit: str
     bridge: tuple[float, ...]
-    relay: tuple[float, ...]
+    peer: tuple[float, ...]
+    name: str = "relay"
+    """The peer."""
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """The bridge's value against the relay's in the same turn."""
-        return tuple(one / other for one, other in zip(self.bridge, self.relay, strict=True) if other)
+        """The bridge's value against the peer's in the same turn."""
+        return tuple(one / other for one, other in zip(self.bridge, self.peer, strict=True) if other)
 
     def tell(self) -> str:
         """Medians, with the spread of the turns."""
-        return f"{spread(self.bridge)} {self.unit}, relay {spread(self.relay)}, ratio {spread(self.ratios, 2)}"
+        return f"{spread(self.bridge)} {self.unit}, {self.name} {spread(self.peer)}, ratio {spread(self.ratios, 2)}"
 
 
 @dataclass(slots=True)

@@ -128,12 +128,12 @@ def document(result: Result) -> str:
     compared = (
         (
             *(one[name] for name in ("scenario", "figure", "unit")),
-            *(spread(one[name], 2 if name == "ratios" else 1) for name in ("bridge", "relay", "ratios")),
+            *(spread(one[name], 2 if name == "ratios" else 1) for name in ("bridge", "peer", "ratios")),
         )
         for one in result["comparisons"]
     )
-    columns = ("scenario", "figure", "unit", "bridge", "relay", "ratio")
-    lines += _table("Bridge and relay: medians, with the spread of the turns", columns, compared)
+    columns = ("scenario", "figure", "unit", "bridge", "peer", "ratio")
+    lines += _table("Bridge and peer: medians, with the spread of the turns", columns, compared)
     figures = ((one["scenario"], one["figure"], one["value"], one["bar"]) for one in result["figures"])
     lines += _table("Figures", ("scenario", "figure", "here", "bar"), figures)
     ratios = ((one["scenario"], one["figure"], f"{one['ratio']:.2f}", one["calibrated"]) for one in result["ratios"])
@@ -176,8 +176,8 @@ def _cell(result: Result, figure: str) -> str:
     for one in result["comparisons"]:
         if one["figure"] == figure:
             unit = one["unit"].partition(" ")[0]
-            bridge, relay = (f"{median(one[name]):,.0f} {unit}" for name in ("bridge", "relay"))
-            return f"{bridge}, {relay}, {spread(one['ratios'], 1)}"
+            bridge, peer = (f"{median(one[name]):,.0f} {unit}" for name in ("bridge", "peer"))
+            return f"{bridge}, {peer}, {spread(one['ratios'], 1)}"
     return "-"
 
 

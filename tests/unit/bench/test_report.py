@@ -9,7 +9,7 @@ from bench.report import Comparison, Report, by_window, spread
 
 def comparison(figure: str, bridge: tuple[float, ...], relay: tuple[float, ...]) -> Comparison:
     """A comparison in ms."""
-    return Comparison(scenario="1,000/s", figure=figure, unit="ms", bridge=bridge, relay=relay)
+    return Comparison(scenario="1,000/s", figure=figure, unit="ms", bridge=bridge, peer=relay)
 
 
 def test_each_message_has_the_same_weight() -> None:

@@ -20,7 +20,7 @@ def run_of(processor: str, loop_ms: float, late_ms: float, measured_at: str = "2
     """A run of two turns in which only lateness was measured."""
     report = Report(calibration={LOOP: loop_ms})
     figure = f"{STAMPED} p99 {SETTLED}"
-    report.compare(Comparison(scenario="1,000/s", figure=figure, unit="ms", bridge=(late_ms, late_ms), relay=(80, 40)))
+    report.compare(Comparison(scenario="1,000/s", figure=figure, unit="ms", bridge=(late_ms, late_ms), peer=(80, 40)))
     known = {"processor": processor, "cores": 2, "memory_gib": 24}
     return {**results.result_of(report, results.SHOWN), "machine": known, "measured_at": measured_at}
 
