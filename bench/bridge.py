@@ -90,13 +90,17 @@ class Bridge(BridgeProcess):
 def bridge_on_broker(partitions: int = PARTITIONS) -> Iterator[Bridge]:
     """A bridge (not started), a delay topic of that many partitions, and a fresh broker with the other topics."""
     with EmbeddedBroker() as broker, tempfile.TemporaryDirectory(prefix="delay-bridge-bench-") as directory:
-        topics = Topics(broker.bootstrap)
-        for name in TARGETS:
-            topics.create(exactly=name, partitions=PARTITIONS)
-        for name in (relay.TOPIC, *TIMED_TARGETS):
-            topics.create(exactly=name, partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
+        _make_topics(broker.bootstrap)
         with Bridge(broker, Path(directory), partitions=partitions) as bridge, bridge.sampled():
             yield bridge
+
+
+def _make_topics(bootstrap: str) -> None:
+    topics = Topics(bootstrap)  # its client, which would complain about a missing broker, ends here
+    for name in TARGETS:
+        topics.create(exactly=name, partitions=PARTITIONS)
+    for name in (relay.TOPIC, *TIMED_TARGETS):
+        topics.create(exactly=name, partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
 
 
 def run_program(bridge: Bridge, module: str, *arguments: str) -> subprocess.Popen[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -45,13 +45,13 @@ def calibrate(bridge: Bridge, seconds: int) -> dict[str, float]:
         COPY: copied_bytes_per_s(bridge) / 1e9,
         SYNC: 1000 * sync_s(bridge),
     }
-    figures |= dict(zip((CONSUMER_P50, CONSUMER_P99), _consumer(bridge, seconds), strict=True))
+    figures |= _figures(_consumer(bridge, seconds), CONSUMER_P50, CONSUMER_P99)
     with Relay(bridge.bootstrap, INTERVAL_MS) as relay:
         relay.launch()
         relay.wait_ready()
         turn = measure(bridge, relay, TOPIC, RATE, [("warm", WARM_S, WARM_S + seconds)])
-    for late, names in ((turn.stamped_ms, (LATE_P50, LATE_P99)), (turn.arrived_ms, (ARRIVAL_P50, ARRIVAL_P99))):
-        figures |= {name: late["warm"][key] for name, key in zip(names, ("p50", "p99"), strict=True)}
+    figures |= _figures(turn.stamped_ms["warm"], LATE_P50, LATE_P99)
+    figures |= _figures(turn.arrived_ms["warm"], ARRIVAL_P50, ARRIVAL_P99)
     return figures | {RELAY_CPU: 100 * turn.cpu["warm"]}
 
 
@@ -81,15 +81,19 @@ def sync_s(bridge: Bridge) -> float:
     return median(taken_s)
 
 
-def _consumer(bridge: Bridge, seconds: int) -> tuple[float, float]:
-    """p50 and p99 of append to arrival at a plain consumer, in ms."""
+def _figures(late_ms: Mapping[str, float], p50: str, p99: str) -> dict[str, float]:
+    """Two percentiles by their names; without a message, none."""
+    return {p50: late_ms["p50"], p99: late_ms["p99"]} if late_ms else {}
+
+
+def _consumer(bridge: Bridge, seconds: int) -> dict[str, float]:
+    """Append to arrival at a plain consumer: percentiles in ms."""
     what = ("--messages", str(RATE * (WARM_S + seconds)), "--rate", str(RATE), "--delay", *map(str, DELAY_MS))
     load = run_program(bridge, "load", "--topic", TOPIC, *what, "--not-idempotent")
     pause(WARM_S)
     with plain_consumer(bridge, TOPIC) as arrived_ms:
         load.wait()
-    late_ms = percentiles(np.array(arrived_ms))
-    return late_ms["p50"], late_ms["p99"]
+    return percentiles(np.array(arrived_ms))
 
 
 @contextmanager

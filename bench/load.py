@@ -23,7 +23,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from bench.report import by_window
 from dev.harness.kafka import Outgoing, send_all
-from timerstore.clock import SystemClock
+from timerstore.clock import Clock, SystemClock
 
 VALUE_BYTES = 200
 VALUES = 50_000
@@ -49,11 +49,11 @@ def main() -> None:
     parser.add_argument("--windows", nargs="+", help="name, first and last second of each, for the times of appends")
     arguments = parser.parse_args()
     failed: list[object] = []
-    appends = Appends(failed)
+    appends = Appends(failed, SystemClock())
     producer = Producer(
         {
             "bootstrap.servers": arguments.bootstrap,
-            "delivery.report.only.error": True,
+            "delivery.report.only.error": not arguments.windows,
             "on_delivery": lambda error, _message: failed.append(error),
             "linger.ms": 5,
             # An idempotent client spins while brokers are busy (bridge/settings/time_budgets.py), on a processor that
@@ -87,10 +87,10 @@ def main() -> None:
 class Appends:
     """The producer's wait for the broker's append: LogAppendTime minus the time of the call, in ms, of each message."""
 
-    def __init__(self, failed: list[object]) -> None:
+    def __init__(self, failed: list[object], clock: Clock) -> None:
         """`failed` gets the errors of refused messages."""
         self._failed = failed
-        self._clock = SystemClock()
+        self._clock = clock
         self._sent_ms: list[int] = []
         self._waited_ms: list[int] = []
 
