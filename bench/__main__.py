@@ -1,5 +1,5 @@
 """Measure the bridge on this machine, and print a table beside the figures of RocketMQ 5.5 and of a prototype on a
-similar machine.
+similar machine. A run begins with the speed of the machine and of a relay, and ends with ratios to it.
 
 make bench                              everything but the scenarios below (an hour)
 make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-1k, on-time-short, kills, rolling (from the first
@@ -10,7 +10,10 @@ make bench BENCH_ARGS="--only lookups"  searches over the API among ten million 
 make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts (5 GB of disk)
 make bench BENCH_ARGS="--only assignment"   two instances, three million pending: one stops, returns, dies (ten minutes)
 make bench BENCH_ARGS="--only outages"  twenty outages of the only broker at 2,000/s, and the same for a plain producer
+make bench BENCH_ARGS="--only against-relay"   the bridge and a relay in turns (twenty minutes); with --rate 10000, on
+                                        one core (--cores 0), on half of one (--quota 0.5), with cold brokers (--cold)
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
+make bench BENCH_ARGS="... --save NAME"     the results also as files in bench/results, and in README
 make bench BENCH_ARGS="--only costs --partitions 32"   a delay topic with 32 partitions (4 by default)
 """
 
@@ -23,10 +26,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bench import dead_target
+from bench import dead_target, results
+from bench.against_relay import against_relay
 from bench.assignment import assignment
 from bench.bridge import PARTITIONS, WARMED, Bridge, bridge_on_broker, pause, run_program, warm_up
 from bench.bulk import bulk_cancel
+from bench.calibration import calibrate
 from bench.costs import costs
 from bench.load import VALUE_BYTES
 from bench.lookups import lookups
@@ -39,7 +44,7 @@ SETTLED_SECONDS = 120
 IDLE_SECONDS = 30
 LEAD_MS = 30_000
 OUTAGES = 4
-APART = ("assignment", "costs", "pending", "lookups", "soak", "outages")
+APART = ("against-relay", "assignment", "costs", "pending", "lookups", "soak", "outages")
 """Scenarios that run only by name: they take long, or prove little alone."""
 CLIENT_DEFAULTS = {"metadata.recovery.strategy": "rebootstrap", "reconnect.backoff.max.ms": "10000"}
 
@@ -53,12 +58,29 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, default=60, help="length of the soak")
     parser.add_argument("--outages", type=int, default=20, help="approximate number of outages of the broker")
     parser.add_argument("--partitions", type=int, default=PARTITIONS, help="partitions of the delay topic")
+    parser.add_argument("--calibrated", type=int, default=10, help="seconds of each part of the calibration; 0: none")
+    parser.add_argument("--save", metavar="NAME", help="write the results into bench/results")
+    turns = parser.add_argument_group("against-relay")
+    turns.add_argument("--turns", type=int, default=3, help="turns of the bridge and the relay")
+    turns.add_argument("--first", type=int, default=120, help="seconds from ready on that belong to the start")
+    turns.add_argument("--after", type=int, default=60, help="seconds after that")
+    turns.add_argument("--rate", type=int, default=1_000, help="messages a second")
+    turns.add_argument("--cores", type=int, nargs="+", default=(), help="the only cores of bridge and relay")
+    turns.add_argument("--quota", type=float, help="their processor time, in cores, by a control group")
+    turns.add_argument("--beside", type=int, default=0, help="endless loops on the same cores")
+    turns.add_argument("--cold", action="store_true", help="a fresh broker for each turn")
     arguments = parser.parse_args()
     report = Report()
     for name in arguments.only or [name for name in SCENARIOS if name not in APART]:
         with bridge_on_broker(arguments.partitions) as bridge:
+            if arguments.calibrated and not report.calibration:
+                report.calibration = calibrate(bridge, arguments.calibrated)
+                for figure, number in report.calibration.items():
+                    report.add("calibration", figure, f"{number:,.2f}")
             SCENARIOS[name](bridge, arguments, report)
     report.print()
+    if arguments.save:
+        print(results.save(report, arguments.save))
 
 
 def idle(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:
@@ -211,6 +233,7 @@ LATE_10K = {FIRST: "<= 5 / 30 ms", WARM: "<= 5 / 30 ms", ALL: "<= 5 / 30 ms"}
 
 SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "idle": idle,
+    "against-relay": against_relay,
     "costs": costs,
     "on-time": partial(on_time, delay_ms=(1_000, 5_000), rate=10_000, late=LATE_10K, cpu="70"),
     "on-time-1k": partial(on_time, delay_ms=(1_000, 5_000), rate=1_000, late={}, cpu="30"),

@@ -7,8 +7,8 @@ import json
 from itertools import pairwise
 from typing import Any, Final
 
-from bench.bridge import Bridge, pause, run_program, warm_up
-from bench.on_time import FAR_MS, SETTLED_S, tell_process
+from bench.bridge import Bridge, pause, run_program, tell_process, warm_up
+from bench.on_time import FAR_MS, SETTLED_S
 from bench.report import Report, tell
 
 RATE: Final = 1_000

@@ -13,6 +13,7 @@ from typing import Final
 
 import psutil
 
+from bench import relay
 from bench.load import DELAY_TOPIC, TARGETS
 from bridge.spark import session
 from dev.broker import EmbeddedBroker
@@ -23,6 +24,8 @@ from timerstore.clock import SystemClock
 
 SAMPLE_S: Final = 0.2
 PARTITIONS: Final = 4
+TIMED_TARGETS: Final = ("bench-timed-a", "bench-timed-b")
+"""Targets with the broker's timestamps."""
 WARM_S: Final = 30
 WARM_RATE: Final = 2_000
 WARMED: Final = WARM_S * WARM_RATE
@@ -85,19 +88,31 @@ class Bridge(BridgeProcess):
 
 @contextmanager
 def bridge_on_broker(partitions: int = PARTITIONS) -> Iterator[Bridge]:
-    """A bridge (not started), a delay topic of that many partitions, and a fresh broker with the targets."""
+    """A bridge (not started), a delay topic of that many partitions, and a fresh broker with the other topics."""
     with EmbeddedBroker() as broker, tempfile.TemporaryDirectory(prefix="delay-bridge-bench-") as directory:
-        topics = Topics(broker.bootstrap)
-        for name in TARGETS:
-            topics.create(exactly=name, partitions=PARTITIONS)
+        _make_topics(broker.bootstrap)
         with Bridge(broker, Path(directory), partitions=partitions) as bridge, bridge.sampled():
             yield bridge
+
+
+def _make_topics(bootstrap: str) -> None:
+    topics = Topics(bootstrap)  # its client, which would complain about a missing broker, ends here
+    for name in TARGETS:
+        topics.create(exactly=name, partitions=PARTITIONS)
+    for name in (relay.TOPIC, *TIMED_TARGETS):
+        topics.create(exactly=name, partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
 
 
 def run_program(bridge: Bridge, module: str, *arguments: str) -> subprocess.Popen[str]:
     """Run `load` or `receive` as a separate process, with pipes for its standard input and output."""
     command = [sys.executable, "-m", f"bench.{module}", "--bootstrap", bridge.bootstrap, *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def tell_process(process: subprocess.Popen[str], line: str) -> None:
+    """Send a line to a waiting process."""
+    assert process.stdin is not None
+    print(line, file=process.stdin, flush=True)
 
 
 def warm_up(bridge: Bridge, rate: int = WARM_RATE, seconds: int = WARM_S, others: Sequence[Bridge] = ()) -> None:

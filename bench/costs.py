@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import Final
 
-from bench.bridge import Bridge, pause, run_program, warm_up
-from bench.on_time import tell_process, usage_between
+from bench.bridge import Bridge, pause, run_program, tell_process, warm_up
+from bench.calibration import LATE_P99, RELAY_CPU
+from bench.on_time import usage_between
 from bench.report import Report, mib, tell
 
 SETTLED_S: Final = 30
@@ -50,7 +51,10 @@ def costs(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> Non
         scenario = f"costs at {rate:,}/s"
         report.add(scenario, "CPU", f"{100 * share:.1f} % of a core")
         report.add(scenario, "transactions a second", f"{commits:.1f}")
-        report.add(scenario, "late p50 / p99 / p99.9", tell(got["windows"]["window"]["stamped_ms"]))
+        report.against(scenario, "CPU", 100 * share, RELAY_CPU)
+        late_ms = got["windows"]["window"]["stamped_ms"]
+        report.add(scenario, "late p50 / p99 / p99.9", tell(late_ms))
+        report.against(scenario, "late p99", late_ms["p99"], LATE_P99)
         exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
         report.add(scenario, "received / doubled / early", exact, f"{count:,} / 0 / 0")
         pause(AFTER_S)

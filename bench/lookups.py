@@ -14,11 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.bridge import Bridge, pause, run_program
+from bench.bridge import Bridge, pause, run_program, tell_process
 from bench.load import DELAY_TOPIC, TARGETS
-from bench.on_time import tell_process
-from bench.receive import percentiles
-from bench.report import Report, tell
+from bench.report import Report, percentiles, tell
 
 ASKED: Final = 100
 """The number of searches of each kind, one after the other."""

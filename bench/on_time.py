@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-from confluent_kafka import Consumer
 
-from bench.bridge import WARM_RATE, WARMED, Bridge, pause, run_program, warm_up
+from bench.bridge import WARM_RATE, WARMED, Bridge, pause, run_program, tell_process, warm_up
+from bench.calibration import ARRIVAL_P99, LATE_P99, RELAY_CPU, plain_consumer
 from bench.load import DELAY_TOPIC
-from bench.receive import percentiles
-from bench.report import Report, tell
+from bench.report import Report, percentiles, tell
 
 WINDOWS_S: Final = ((0, 30), (0, 5), (5, 30), (30, 60), (60, 120), (120, 150), (5, 150))
 """Windows of due times, from `ready` on; the half minute before the end is warm."""
@@ -37,7 +33,6 @@ BETWEEN_KILLS_S: Final = 6
 CYCLE_S: Final = 6
 """The longest start with its first delivery, which determines the length of the load."""
 FAR_MS: Final = 600_000
-FETCHED: Final = 1_000
 ROLLING_RATE: Final = 500
 SETTLED_S: Final = 45
 AWAY_S: Final = 2
@@ -73,7 +68,7 @@ def on_time(
     tell_process(load, "begin")
     begin_ms, end_ms, warm_ms, last_ms = (ready_ms + 1000 * s for s in (*BOUND_S, LOAD_S - CPU_S, LOAD_S))
     wait_until_ms(bridge, begin_ms)
-    with plain_consumer(bridge) as arrived_ms:
+    with plain_consumer(bridge, DELAY_TOPIC) as arrived_ms:
         wait_until_ms(bridge, end_ms)
     share = usage_between(bridge, warm_ms, last_ms)
     load.wait()
@@ -87,11 +82,14 @@ def on_time(
     got: dict[str, Any] = json.loads(reader.communicate()[0])
     for window, late_ms in got["windows"].items():
         report.add(scenario, f"{window} after ready: late p50 / p99 / p99.9", tell(late_ms["stamped_ms"]), bars[window])
+        report.against(scenario, f"{window} after ready: late p99", late_ms["stamped_ms"]["p99"], LATE_P99)
     for window, late_ms in got["windows"].items():
         report.add(scenario, f"{window} after ready: arrival - due p50 / p99 / p99.9", tell(late_ms["arrived_ms"]))
+        report.against(scenario, f"{window} after ready: arrival - due p99", late_ms["arrived_ms"]["p99"], ARRIVAL_P99)
     exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
     report.add(scenario, "received / doubled / early", exact, f"{count:,} / 0 / 0")
     report.add(scenario, "CPU in the last half minute", f"{100 * share:.0f} % of a core", f"<= {cpu} %")
+    report.against(scenario, "CPU in the last half minute", 100 * share, RELAY_CPU)
     report.add(scenario, "RSS", f"{bridge.rss_bytes() >> 20} MiB")
     bound = tell(percentiles(np.array(arrived_ms)))
     when = "{}-{} s".format(*BOUND_S)
@@ -186,12 +184,6 @@ def rolling(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> N
     report.add("two instances", "received / doubled / early", exact, f"{sent:,} / 0 / 0")
 
 
-def tell_process(process: subprocess.Popen[str], line: str) -> None:
-    """Send a line to a waiting process."""
-    assert process.stdin is not None
-    print(line, file=process.stdin, flush=True)
-
-
 def wait_until_ms(bridge: Bridge, at_ms: int) -> None:
     """Wait for a time (epoch ms) while the bridge runs."""
     bridge.wait(lambda: bridge.clock.now_ms() >= at_ms, 1_000, "the load goes on")
@@ -203,28 +195,3 @@ def usage_between(bridge: Bridge, start_ms: int, end_ms: int) -> float:
     before, began_s = bridge.usage(), bridge.clock.monotonic_s()
     wait_until_ms(bridge, end_ms)
     return (bridge.usage().cpu_s - before.cpu_s) / (bridge.clock.monotonic_s() - began_s)
-
-
-@contextmanager
-def plain_consumer(bridge: Bridge) -> Iterator[list[int]]:
-    """Arrival minus record timestamp, ms, of a consumer in this process: the lower bound for any bridge."""
-    group = f"bound-{bridge.clock.now_ms()}"
-    consumer = Consumer({"bootstrap.servers": bridge.bootstrap, "group.id": group, "auto.offset.reset": "latest"})
-    consumer.subscribe([DELAY_TOPIC])
-    late_ms: list[int] = []
-    closed = threading.Event()
-
-    def read() -> None:
-        while not closed.is_set():
-            messages = consumer.consume(FETCHED, 0.002)
-            now_ms = bridge.clock.now_ms()
-            late_ms.extend(now_ms - message.timestamp()[1] for message in messages if message.error() is None)
-
-    thread = threading.Thread(target=read, name="plain-consumer")
-    thread.start()
-    try:
-        yield late_ms
-    finally:
-        closed.set()
-        thread.join()
-        consumer.close()

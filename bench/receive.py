@@ -1,7 +1,7 @@
 """Receive: a separate process that reads a number of messages from the targets, and reports their lateness.
 
 It prints one JSON line: counts, duplicates, early messages, and percentiles (ms) of record timestamp minus due time and
-of arrival here minus due time.
+of arrival here minus due time. A record of the relay is due when it is appended to the relay's topic.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import gc
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from bench.load import TARGETS
+from bench.relay import ORIGIN
+from bench.report import by_window, percentiles, windows_of
 from timerstore.clock import SystemClock
 
 FETCHED = 2_000
@@ -72,13 +74,19 @@ def main() -> None:
                 assert error.code() != KafkaError._AUTO_OFFSET_RESET, error  # brokers may be away: no record is skipped
                 continue
             headers: dict[str, Any] = dict(message.headers() or [])
-            origins.append(headers["delay-origin"])
-            due.append(int(headers["delay-due"]))
+            if (relayed := headers.get(ORIGIN)) is None:
+                origin, due_ms = headers["delay-origin"], headers["delay-due"]
+            else:
+                origin, _, due_ms = relayed.rpartition(b"/")
+            origins.append(origin)
+            due.append(int(due_ms))
             stamped.append(message.timestamp()[1])
             arrived.append(now_ms)
     consumer.close()
     windows = json.loads(sys.stdin.readline()) if arguments.wait else arguments.windows
     dues = np.array(due)
+    late_ms, later_ms = np.array(stamped) - dues, np.array(arrived) - dues
+    of_records, of_arrivals = (by_window(windows, dues, values) for values in (late_ms, later_ms))
     steady = dues >= arguments.skip_due_before
     print(
         json.dumps(
@@ -87,17 +95,15 @@ def main() -> None:
                 "doubled": len(origins) - len(set(origins)),
                 "early": int((np.array(stamped) < dues).sum()),
                 "last_ms": int(max(stamped, default=0)),
-                "stamped_ms": percentiles((np.array(stamped) - dues)[steady]),
-                "arrived_ms": percentiles((np.array(arrived) - dues)[steady]),
+                "stamped_ms": percentiles(late_ms[steady]),
+                "arrived_ms": percentiles(later_ms[steady]),
                 "windows": {
                     name: {
-                        "stamped_ms": percentiles((np.array(stamped) - dues)[(dues >= int(start)) & (dues < int(end))]),
-                        "arrived_ms": percentiles((np.array(arrived) - dues)[(dues >= int(start)) & (dues < int(end))]),
-                        "by_partition_ms": by_partition(
-                            origins, np.array(stamped) - dues, (dues >= int(start)) & (dues < int(end))
-                        ),
+                        "stamped_ms": of_records[name],
+                        "arrived_ms": of_arrivals[name],
+                        "by_partition_ms": by_partition(origins, late_ms, (dues >= start) & (dues < end)),
                     }
-                    for name, start, end in batched(windows)
+                    for name, start, end in windows_of(windows)
                 },
             }
         )
@@ -110,23 +116,6 @@ def by_partition(origins: Sequence[bytes], late_ms: np.ndarray, chosen: np.ndarr
     for row in np.flatnonzero(chosen).tolist():
         late[origins[row].decode().rpartition("/")[0]].append(int(late_ms[row]))
     return {name: percentiles(np.array(values)) for name, values in late.items()}
-
-
-def batched(windows: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Name, start and end of each window."""
-    yield from zip(windows[0::3], windows[1::3], windows[2::3], strict=True)
-
-
-def percentiles(values: np.ndarray) -> dict[str, float]:
-    """p50, p99, p99.9 and maximum."""
-    if not len(values):
-        return {}
-    return {
-        "p50": float(np.percentile(values, 50)),
-        "p99": float(np.percentile(values, 99)),
-        "p999": float(np.percentile(values, 99.9)),
-        "max": float(values.max()),
-    }
 
 
 if __name__ == "__main__":

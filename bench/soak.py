@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Final
 
-from bench.bridge import Bridge, pause, run_program
-from bench.on_time import tell_process
+from bench.bridge import Bridge, pause, run_program, tell_process
 from bench.report import Report
 
 RATE: Final = 2_000

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -283,18 +283,8 @@ class BridgeProcess:
         return found
 
     def usage(self) -> Usage:
-        """CPU and memory of all starts' processes. Children that have not called exec yet have their parent's memory,
-        and its command line.
-        """
-        cpu_s, rss_bytes, seen = 0.0, 0, set()
-        for process in self.processes():
-            with suppress(psutil.Error):
-                times = process.cpu_times()
-                cpu_s += times.user + times.system
-                if (command := tuple(process.cmdline())) not in seen:
-                    seen.add(command)
-                    rss_bytes += process.memory_info().rss
-        return Usage(cpu_s=cpu_s, rss_bytes=rss_bytes)
+        """CPU and memory of all starts' processes."""
+        return usage_of(self.processes())
 
     def rss_bytes(self) -> int:
         """Resident memory of the process and its JVM."""
@@ -378,6 +368,21 @@ def lay_over(tree: Tree, changes: Mapping[str, Any]) -> None:
             lay_over(tree[name], value)
         else:
             tree[name] = value
+
+
+def usage_of(processes: Iterable[psutil.Process]) -> Usage:
+    """CPU and memory of processes. Children that have not called exec yet have their parent's memory, and its command
+    line.
+    """
+    cpu_s, rss_bytes, seen = 0.0, 0, set()
+    for process in processes:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            cpu_s += times.user + times.system
+            if (command := tuple(process.cmdline())) not in seen:
+                seen.add(command)
+                rss_bytes += process.memory_info().rss
+    return Usage(cpu_s=cpu_s, rss_bytes=rss_bytes)
 
 
 def _has_in_environment(pid: int, variable: str) -> bool:
