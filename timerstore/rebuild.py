@@ -54,6 +54,8 @@ class Rebuild:
         self._offset = store.committed.offset
         self._uncopyable: set[int] = set()
         self._segments: list[Segment] = []
+        self._cancels: list[Path] = []
+        """The new files of tombstones."""
         self._merged: list[Path] = []
         self._writer: SegmentWriter | None = None
         self._written_bytes = 0
@@ -120,7 +122,7 @@ class Rebuild:
             tombstones=tuple(file.named for file in state.cancels.tombstones.files),
         )
         checkpoints.write(state.directory, new)
-        self._segments = []
+        self._segments, self._cancels = [], []
         for path in self._merged:
             files.remove(path)
         self._store.maintenance.drop_aside()
@@ -128,11 +130,13 @@ class Rebuild:
         files.keep_reserve(state.directory)
 
     def abandon(self) -> None:
-        """Remove the new segments, unless they are published."""
+        """Remove the new files, unless they are published."""
         if self._writer is not None:
             self._writer.abandon()
         for each in self._segments:
             segment.remove(each.path)
+        for path in self._cancels:
+            files.remove(path)
 
     def _fixed(self, origins: Int64s) -> Int64s:
         """The originals among these that are too large for a copy."""
@@ -146,7 +150,8 @@ class Rebuild:
         merge = live.merge(AT_MIN)
         assert merge is not None, "there are tombstones"
         number, state.next_tombstones = state.next_tombstones, state.next_tombstones + 1
-        file = tombstones.write(state.directory / files.tombstones_name(number), merge)
+        self._cancels.append(state.directory / files.tombstones_name(number))
+        file = tombstones.write(self._cancels[-1], merge)
         live.stored(merge.absorbed, file)
         self._merged += [each.file.path for each in merge.absorbed]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +17,23 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.ingest import query
 from bridge.ingest.finish import Finish
 from bridge.ingest.plain_reader import PlainReader
 from bridge.kafka.admin import Cluster
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
+from bridge.start import rebuild as rebuilding
 from bridge.start.rebuild import rebuild
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
-from dev.harness.kafka import Topics
+from dev.harness.kafka import Outgoing, TopicReader, Topics, assert_each_once, produce
 from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S, settings_for
+from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from timerstore.cancels.digests import MOVE, are_of
 from timerstore.clock import SystemClock
@@ -39,6 +45,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 LOGS: Final = 14
 RECORDS: Final = 260
+COUNT: Final = 2_000
 HOUR_MS: Final = 3_600_000
 EARLY: Final = DecodeParameters(
     max_delay_ms=60 * HOUR_MS, roll_window_ms=2 * HOUR_MS, has_default_target=True, roll_bytes_max=900,
@@ -250,3 +257,70 @@ def test_the_index_is_that_of_a_store_that_reads_the_log(
             store.close()
             directory.release()
         assert contents[0] == contents[1], name
+
+
+def test_a_changed_state_gives_the_index_up(
+    logs: tuple[Settings, dict[SourceName, CommittedState], int],
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cut, or another decode epoch, that is committed during the job leaves the index as before, and names the
+    change; a directory in use is refused."""
+    settings, states, _ = logs
+    settings = with_directory(settings, tmp_path)
+    name, state = min(states.items())
+    now, read_states = state, rebuilding._states
+    changes = {
+        "the log (cut)": replace(state, cuts=((9, state.offset + 2),)),
+        "the decode parameters": replace(state, epochs=(*state.epochs, DecodeEpoch(offset=10**6, parameters=EARLY))),
+        "the committed offset": replace(state, offset=state.offset - 1, position=None, frozen=()),
+    }
+
+    def read(*args: Any) -> dict[SourceName, CommittedState | None]:
+        found = read_states(*args)
+        return {name: now} if set(found) == {name} else found
+
+    monkeypatch.setattr(rebuilding, "_states", read)
+    for what, changed in changes.items():
+        now = changed
+        with pytest.raises(StateError) as raised:
+            list(rebuild(settings, lambda: spark, SystemClock(), [name]))
+        assert raised.value.code == "DB-4018" and what in str(raised.value)
+        assert not [path for path in (tmp_path / name[0] / "0").iterdir() if path.name != "reserve"]
+    directory = StoreDirectory.take(tmp_path, "", {})
+    with pytest.raises(EnvironmentFailure) as used:
+        list(rebuild(settings, lambda: spark, SystemClock(), [name]))
+    assert used.value.code == "DB-3024"
+    directory.release()
+
+
+@pytest.mark.fault("the loss of the index")
+def test_the_command_makes_the_index_of_a_start(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """After the loss of the index, the command makes it, a start reads nothing again, and each message arrives once."""
+    delay, target = topics.delay(partitions=2), topics.create("orders")
+    due_ms = SystemClock().now_ms() + 120_000
+    with RunningBridge(tmp_path, broker.bootstrap, delay, spark=False) as bridge:
+        bridge.start()
+        headers: Headers = [("delay-topic", target.encode()), ("delay-until", b"%d" % due_ms)]
+        sent = [Outgoing(topic=delay, value=b"%d" % i, headers=headers, partition=i % 2) for i in range(COUNT)]
+        now: Headers = [("delay-topic", target.encode()), ("delay-for", b"1ms")]
+        sent += [Outgoing(topic=delay, value=b"%d" % (COUNT + i), headers=now, partition=i) for i in range(2)]
+        produce(broker.bootstrap, sent)
+        delivered = f'records_delivered_total{{topic="{target}"}}'
+        wait_until(lambda: bridge.metrics().get(delivered) == 2, DEADLINE_S, "the committed offsets have moved")
+        wait_until(lambda: bridge.metrics()["pending_messages"] == COUNT, DEADLINE_S, "all are read")
+        assert bridge.stop() == 0
+        shutil.rmtree(bridge.data / delay)
+        command = [sys.executable, "-m", "bridge", "rebuild", "--config", str(bridge.config_file)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert [line.rpartition(", ")[2] for line in ran.stdout.splitlines()] == [
+            f"{COUNT // 2} timers of them are pending"
+        ] * 2
+        bridge.start()
+        (opened_event,) = bridge.events("index-opened")
+        assert opened_event["read_again"] == 0 and opened_event["without_index"] == 0
+        with TopicReader(broker.bootstrap, [target]) as reader:
+            assert_each_once((int(each.value or b"") for each in reader.wait_for(COUNT + 2, 300)), COUNT + 2)
+        assert bridge.stop() == 0
