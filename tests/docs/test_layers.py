@@ -12,7 +12,8 @@ from tests.docs.imports import imports, modules, parse
 from tests.paths import ROOT
 
 STORE: Final = (
-    *("clock", "errors", "limits", "budget", "rows", "disk", "memory", "cancels", "log", "operations", "store", "rebuild"),
+    *("clock", "errors", "limits", "budget", "rows", "disk", "memory", "cancels", "log", "operations", "store"),
+    "rebuild",
 )
 DELIVERY: Final = ("delivery/targets", "delivery/doubt", "delivery/plan", "delivery/producer", "delivery")
 BRIDGE: Final = (
