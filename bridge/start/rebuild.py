@@ -57,6 +57,7 @@ from timerstore.store import TimerStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
     """One partition: the offsets that were read (`end` is O_c now), and the timers that are pending among them."""
