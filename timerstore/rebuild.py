@@ -29,7 +29,7 @@ from timerstore.cancels import tombstones
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
 from timerstore.disk.checkpoint import Checkpoint
-from timerstore.errors import Misuse
+from timerstore.errors import DiskFull, Misuse
 from timerstore.log import segment
 from timerstore.log.segment import ROW_GROUP_ROWS, Segment, SegmentWriter
 from timerstore.memory.batch import RowBatch
@@ -121,8 +121,12 @@ class Rebuild:
             segments=(*kept, *(each.named for each in self._segments)),
             tombstones=tuple(file.named for file in state.cancels.tombstones.files),
         )
-        checkpoints.write(state.directory, new)
-        self._segments, self._cancels = [], []
+        new_files, self._segments, self._cancels = (self._segments, self._cancels), [], []
+        try:
+            checkpoints.write(state.directory, new)
+        except DiskFull:  # after any other error the checkpoint may be the new one, on a disk that does not say so
+            self._segments, self._cancels = new_files
+            raise
         for path in self._merged:
             files.remove(path)
         self._store.maintenance.drop_aside()
@@ -130,7 +134,7 @@ class Rebuild:
         files.keep_reserve(state.directory)
 
     def abandon(self) -> None:
-        """Remove the new files, unless they are published."""
+        """Remove the new files, unless a checkpoint may name them."""
         if self._writer is not None:
             self._writer.abandon()
         for each in self._segments:

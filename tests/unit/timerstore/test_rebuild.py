@@ -10,7 +10,8 @@ import pytest
 
 from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
-from timerstore.errors import DiskFull, Misuse
+from timerstore.disk import checkpoint
+from timerstore.errors import DiskFailure, DiskFull, Misuse
 from timerstore.limits import Limits
 from timerstore.operations.find import LogQuery
 from timerstore.rebuild import Rebuild
@@ -129,6 +130,28 @@ def test_a_rebuild_that_fails_removes_its_files(tmp_path: Path, monkeypatch: pyt
         made.publish()
     made.abandon()
     assert not list(tmp_path.glob("*.parquet"))
+
+
+@pytest.mark.fault("a disk that fails while a rebuild replaces the checkpoint")
+def test_a_checkpoint_that_may_be_there_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error of the disk, the checkpoint may be the new one: the files that it names stay."""
+    rig, log = Rig(tmp_path), a_log()
+    rig.log, rig.committed = log, Progress(len(log))
+    rig.reopen()
+    made = rebuilt(rig, log)
+    write = checkpoint.write
+
+    def fails_late(*args: object, **more: object) -> None:
+        write(*args, **more)  # type: ignore[arg-type]
+        raise DiskFailure("the directory cannot be synced", hint="", code="DB-3025")
+
+    monkeypatch.setattr("timerstore.disk.checkpoint.write", fails_late)
+    with pytest.raises(DiskFailure):
+        made.publish()
+    made.abandon()
+    monkeypatch.undo()
+    rig.reopen()
+    assert rig.store.resume_offset() == len(log) and len(pending(rig.store)) == 60 - 15 - 2 + 1 + 1
 
 
 def _no_room(*_: object, **__: object) -> None:
