@@ -108,6 +108,17 @@ class SparkQuery:
         turned = entries.selectExpr("*", f"explode({turns.sql}) AS is_first").selectExpr(*columns)
         self.send(turned.repartition(1).sortWithinPartitions("at", "offset"))
 
+    def progress(self) -> tuple[int, ...]:
+        """Numbers that change while a batch job makes progress. (Those of rows come every ten seconds.)"""
+        stages = self.session.sparkContext._jsc.sc().statusStore().activeStages()
+        each = [stages.apply(i) for i in range(stages.size())]
+        counts = ("stageId", "numCompleteTasks", "inputRecords", "shuffleReadRecords", "shuffleWriteRecords")
+        return tuple(int(getattr(stage, count)()) for stage in each for count in counts)
+
+    def cancel_jobs(self) -> None:
+        """Have the call of `send_unfinished` raise. For any thread."""
+        self.session.sparkContext.cancelAllJobs()
+
     def send(self, entries: DataFrame) -> None:
         """Send entries, and return when they are taken in."""
         entries._jdf.foreachPartition(self._writer(entries))

@@ -17,20 +17,23 @@ nothing finished before that is pending now. A record that is deleted before it 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge.errors import EnvironmentFailure, StateError
+from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
 from bridge.ingest.finish import Finish
 from bridge.ingest.frames import FrameReceiver, FromElsewhere
 from bridge.ingest.query import SparkQuery
+from bridge.ingest.watch.waits import Wait, Watch
 from bridge.kafka.admin import Cluster
+from bridge.kafka.errors import RECORDS_GONE
 from bridge.kafka.membership import FORCED
 from bridge.kafka.reach import refuse_unreachable
 from bridge.settings.clients import java, librdkafka
@@ -42,12 +45,11 @@ from bridge.start.index import as_bridge_errors, find_index, find_indexes, limit
 from bridge.start.reset_offsets import committed_places
 from bridge.start.retention import ingest_start
 from bridge.start.roll_window import decode_parameters_of, limits_of
-from bridge.stores.names import SourceName
+from bridge.stores.names import SourceName, texts_of
 from bridge.stores.opening import Opening, Prepared
 from bridge.wire.committed_state import CommittedState, decode_metadata
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
-from timerstore.errors import Misuse
 from timerstore.limits import Limits
 from timerstore.rebuild import Rebuild
 from timerstore.rows.entry import ENTRY, Kind
@@ -56,6 +58,11 @@ from timerstore.store import TimerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+LOOK_S: Final = 0.5
+"""Less than the gap that a watch takes for a pause of the machine."""
+ROWS_COUNT: Final = ("spark.sql.sources.useV1SourceList", "")
+"""With its newer source of Kafka, Spark counts the rows that a task has read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +83,7 @@ def rebuild(
 ) -> Iterator[Rebuilt]:
     """Bring the indexes of the `chosen` partitions (none: all) up to their committed states, one after the other. Each
     is durable when it is yielded. `session` is called when there is something to read. Raises StateError where a start
-    would, or if the log or the committed state changed meanwhile; EnvironmentFailure."""
+    would, or if the log or the committed state changed meanwhile; ConfigurationError, EnvironmentFailure."""
     refuse_unreachable(settings.kafka.bootstrap_servers)
     cluster = Cluster(settings)
     read_states = partial(_states, {**librdkafka(settings, "consumer"), "group.id": settings.group_id, **FORCED})
@@ -90,6 +97,10 @@ def rebuild(
             for partition in range(each.partitions)
             if not chosen or (topic, partition) in chosen
         )
+        if absent := set(chosen) - names:
+            raise ConfigurationError(
+                f"no such partition: {', '.join(texts_of(absent))}", hint="Name one of a delay topic.", code="DB-1001"
+            )
         limits = limits_of(cluster, sorted({topic for topic, _ in names}))
         indexes = find_indexes(directory, names, clock.now_ms())
         with as_bridge_errors():
@@ -134,6 +145,7 @@ class _Job:
         (self._name,) = plan.states
         self._finish = Finish({self._name: state.epochs})
         self._failure: Exception | None = None
+        self._frames = self._tasks = 0
 
     def run(
         self,
@@ -168,39 +180,72 @@ class _Job:
     def _read(self, session: SparkSession, made: Rebuild, begin: int, end: int) -> None:
         settings = self._settings
         receiver = FrameReceiver(
-            partial(self._take, made), lambda: None, self._on_failure, FromElsewhere.of(settings.spark)
+            partial(self._take, made), self._on_task, self._on_failure, FromElsewhere.of(settings.spark)
         )
+        session = session.newSession()
+        session.conf.set(*ROWS_COUNT)
         try:
             with receiver:
                 query = SparkQuery(
                     session, java(settings), f"{settings.group_id}-rebuild", self._epochs, receiver.address,
                     receiver.token,
                 )  # fmt: skip
-                query.send_unfinished(self._name, begin, end, self._state.progress().position)
+                with self._watched(query):
+                    query.send_unfinished(self._name, begin, end, self._state.progress().position)
         except Exception as error:
-            if self._failure is None:
-                raise named_failure("rebuild an index", error) from error
-        if isinstance(self._failure, Misuse):
-            raise EnvironmentFailure(
-                "Spark has run a task of the rebuild twice",
-                hint="An executor was lost: look at its log, and start the rebuild again.",
-                code="DB-3087",
-            ) from self._failure
+            if self._failure is not None:
+                raise self._failure from error
+            failure = named_failure("rebuild an index", error)
+            raise self._given_up("the log (its first records)") if failure.code == RECORDS_GONE else failure from error
         if self._failure is not None:
             raise self._failure
 
     def _take(self, made: Rebuild, frame: pa.Table) -> None:
-        is_first = pc.equal(frame.column("at"), AT_MIN)
         if self._failure is not None:
             raise self._failure
+        self._frames += 1
+        is_first = pc.equal(frame.column("at"), AT_MIN)
         if len(commands := frame.filter(is_first)):
             made.commands(self._finish(commands).select(ENTRY.names))
         if len(timers := frame.filter(pc.invert(is_first))):
             finished = self._finish(timers)
             made.timers(finished.filter(pc.equal(finished.column("kind"), int(Kind.TIMER))).select(ENTRY.names))
 
+    def _on_task(self) -> None:
+        """One task sends. A second one is a repetition, perhaps beside the first."""
+        self._tasks += 1
+        if self._tasks > 1:
+            raise EnvironmentFailure(
+                "Spark has run a task of the rebuild twice",
+                hint="An executor was lost: look at its log, and start the rebuild again.",
+                code="DB-3087",
+            )
+
     def _on_failure(self, error: Exception) -> None:
         self._failure = self._failure or error
+
+    @contextmanager
+    def _watched(self, query: SparkQuery) -> Iterator[None]:
+        """Cancel the jobs of `query` after `Wait.JOB` without progress."""
+        over = threading.Event()
+        watcher = threading.Thread(target=self._look, args=(query, over), name="rebuild-watch", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+
+    def _look(self, query: SparkQuery, over: threading.Event) -> None:
+        watch, before = Watch(self._clock), None
+        with suppress(Exception), watch.waiting(Wait.JOB):  # without a JVM, the job's own call raises
+            while not over.wait(LOOK_S):
+                if (now := (self._frames, query.progress())) != before:
+                    before = now
+                    watch.progress()
+                for wait, waited_s in watch.over():
+                    self._on_failure(_stands_still(wait, waited_s, query.state()))
+                    query.cancel_jobs()
 
     def _must_be_the_same(self, now: CommittedState | None) -> None:
         """Raises StateError."""
@@ -213,14 +258,28 @@ class _Job:
             "the log (cut)": now is not None and now.cuts == before.cuts and marks.end >= before.offset,
         }
         if changed := [what for what, is_same in changes.items() if not is_same]:
-            raise StateError(
-                "the index was given up: it would not be that of the log",
-                hint="Nothing is lost. Start the rebuild again.",
-                changed=", ".join(changed),
-                topic=topic,
-                partition=self._name[1],
-                code="DB-4018",
-            )
+            raise self._given_up(*changed)
+
+    def _given_up(self, *changed: str) -> StateError:
+        return StateError(
+            "the index was given up: it would not be that of the log",
+            hint="Nothing is lost. Start the rebuild again.",
+            changed=", ".join(changed),
+            topic=self._name[0],
+            partition=self._name[1],
+            code="DB-4018",
+        )
+
+
+def _stands_still(wait: Wait, waited_s: float, work: Mapping[str, object]) -> EnvironmentFailure:
+    return EnvironmentFailure(
+        "Spark's job makes no progress",
+        hint="Without running tasks it waits for slots: give the executors cores. Else look at the brokers.",
+        waits_for=wait.waits_for,
+        waited_s=round(waited_s),
+        code="DB-3088",
+        **work,
+    )
 
 
 def _states(

@@ -17,10 +17,12 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
-from bridge.errors import EnvironmentFailure, StateError
+from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
 from bridge.ingest import query
 from bridge.ingest.finish import Finish
 from bridge.ingest.plain_reader import PlainReader
+from bridge.ingest.query import SparkQuery
+from bridge.ingest.watch.waits import Wait
 from bridge.kafka.admin import Cluster
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
@@ -293,6 +295,69 @@ def test_a_changed_state_gives_the_index_up(
         list(rebuild(settings, lambda: spark, SystemClock(), [name]))
     assert used.value.code == "DB-3024"
     directory.release()
+
+
+def test_a_partition_that_is_not_there_is_refused(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """A wrong number is told, and nothing is done."""
+    settings, (topic, _) = one_log(broker, topics, tmp_path)
+    with pytest.raises(ConfigurationError, match=f"{topic}/7"):
+        list(rebuild(settings, lambda: pytest.fail("Spark is not needed"), SystemClock(), [(topic, 0), (topic, 7)]))
+
+
+@pytest.mark.fault("records that are deleted under a rebuild")
+def test_deleted_records_give_the_index_up(
+    broker: Broker, topics: Topics, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rebuild whose records are deleted before it has read them leaves the old index; the next one does without
+    them, if they were finished."""
+    monkeypatch.setattr(query, "RANGE_RECORDS", 100)
+    settings, name = one_log(broker, topics, tmp_path)
+    send = SparkQuery.send_unfinished
+
+    def deleted(*args: Any) -> None:
+        [done] = topics.admin.delete_records([TopicPartition(*name, 150)]).values()
+        done.result(DEADLINE_S)
+        send(*args)
+
+    monkeypatch.setattr(SparkQuery, "send_unfinished", deleted)
+    with pytest.raises(StateError) as raised:
+        list(rebuild(settings, lambda: spark, SystemClock()))
+    assert raised.value.code == "DB-4018" and "first records" in str(raised.value)
+    assert not list((tmp_path / name[0] / "0").glob("*.parquet"))
+    [done] = rebuild(settings, lambda: spark, SystemClock())
+    assert (done.begin, done.end, done.pending) == (150, COUNT, COUNT - 150)
+
+
+@pytest.mark.fault("a job of Spark that stands still")
+def test_a_job_without_progress_is_cancelled(
+    broker: Broker, topics: Topics, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that waits for ever, here for the end of a transaction, is cancelled, and leaves the old index."""
+    monkeypatch.setattr(Wait, "s", property(lambda _: 3.0))
+    settings, name = one_log(broker, topics, tmp_path)
+    log = Log(broker, name, "", 1, 0)
+    log.leave_open()
+    send = SparkQuery.send_unfinished
+    monkeypatch.setattr(
+        SparkQuery, "send_unfinished", lambda of, name, begin, end, passed: send(of, name, begin, end + 1, passed)
+    )
+    with pytest.raises(EnvironmentFailure) as raised:
+        list(rebuild(settings, lambda: spark, SystemClock()))
+    assert raised.value.code == "DB-3088" and "tasks_running=1" in str(raised.value)
+    assert not list((tmp_path / name[0] / "0").glob("*.parquet"))
+
+
+def one_log(broker: Broker, topics: Topics, directory: Path) -> tuple[Settings, SourceName]:
+    """A log of timers, all read by a bridge, and the first 150 delivered."""
+    delay = topics.delay(partitions=1)
+    settings = with_directory(settings_for(broker.bootstrap, delay), directory)
+    due_ms = SystemClock().now_ms() + HOUR_MS
+    sent = [Outgoing(topic=delay, headers=[("delay-until", b"%d" % (due_ms + i))], partition=0) for i in range(COUNT)]
+    produce(broker.bootstrap, sent)
+    topic_id = Cluster(settings).topic_ids([delay])[delay]
+    state = initial_state(offset=COUNT, topic_id=topic_id, partitions=1, parameters=EARLY, first_offset=0)
+    commit(settings, {(delay, 0): replace(state, position=(due_ms + 149, 149))})
+    return settings, (delay, 0)
 
 
 @pytest.mark.fault("the loss of the index")
