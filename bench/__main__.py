@@ -9,6 +9,7 @@ make bench BENCH_ARGS="--only pending"  ten million pending, a million of them c
 make bench BENCH_ARGS="--only lookups"  searches over the API among ten million pending (five minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts (5 GB of disk)
 make bench BENCH_ARGS="--only assignment"   two instances, three million pending: one stops, returns, dies (ten minutes)
+make bench BENCH_ARGS="--only rebuild"  the loss of an index: read again by a start, and made by `delay-bridge rebuild`
 make bench BENCH_ARGS="--only outages"  twenty outages of the only broker at 2,000/s, and the same for a plain producer
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 make bench BENCH_ARGS="--only costs --partitions 32"   a delay topic with 32 partitions (4 by default)
@@ -32,6 +33,7 @@ from bench.load import VALUE_BYTES
 from bench.lookups import lookups
 from bench.on_time import kills, on_time, rolling
 from bench.outages import outages
+from bench.rebuild import rebuild
 from bench.report import Report, mib, tell
 from bench.soak import soak
 
@@ -39,7 +41,7 @@ SETTLED_SECONDS = 120
 IDLE_SECONDS = 30
 LEAD_MS = 30_000
 OUTAGES = 4
-APART = ("assignment", "costs", "pending", "lookups", "soak", "outages")
+APART = ("assignment", "costs", "pending", "lookups", "soak", "outages", "rebuild")
 """Scenarios that run only by name: they take long, or prove little alone."""
 CLIENT_DEFAULTS = {"metadata.recovery.strategy": "rebootstrap", "reconnect.backoff.max.ms": "10000"}
 
@@ -224,6 +226,7 @@ SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "killed-target": partial(dead, killed=True),
     "pending": pending,
     "lookups": lookups,
+    "rebuild": rebuild,
     "bulk": bulk_cancel,
     "soak": soak,
     "outages": outages,
