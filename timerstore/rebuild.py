@@ -8,8 +8,9 @@ front of the first timer, and cancelled timers never reach a segment:
 
 Steps, each with the cost of a crash right after it:
 
-    1. Segments and files of tombstones are made durable. The checkpoint does not name them; the next start removes
-       them, or sets them aside. The old index counts.
+    1. Segments and files of tombstones are made durable. The checkpoint does not name them. The old index counts. The
+       next rebuild removes them, by a note of their first numbers (`remove_unfinished`). The next start removes them,
+       too; without an index it keeps them aside until it has caught up.
     2. The checkpoint names them beside the old segments and moves O_c to the committed O, in one step. The new index
        counts.
     3. Merged files of tombstones are removed. No cost: the next start removes them.
@@ -29,18 +30,36 @@ from timerstore.cancels import tombstones
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
 from timerstore.disk.checkpoint import Checkpoint
-from timerstore.errors import DiskFull, Misuse
+from timerstore.errors import Corrupt, DiskFull, Misuse
 from timerstore.log import segment
 from timerstore.log.segment import ROW_GROUP_ROWS, Segment, SegmentWriter
 from timerstore.memory.batch import RowBatch
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat, select
 from timerstore.operations.by_origin import pending_of, uncopyable_of
+from timerstore.operations.recovery import Found
 from timerstore.rows.entry import UNCOPYABLE, Kind, payload_of
 from timerstore.rows.position import AT_MIN, ORIGIN, Int64s
 from timerstore.store import TimerStore
 
+NOTE: Final = f"rebuild{files.TEMPORARY_SUFFIX}"
+"""A file with the first numbers of segments and of tombstones. As a temporary one it ends with the next opening."""
 ROW_GROUP_BYTES: Final = 8 << 20
 """Rows of this size become a row group, however few they are."""
+
+
+def remove_unfinished(found: Found) -> None:
+    """Remove the files that a killed rebuild has left, before the index is opened. Raises DiskFailure."""
+    note, checkpoint = found.directory / NOTE, found.checkpoint
+    try:
+        with files.reading(note):
+            segments, cancels = (int(number) for number in note.read_text(encoding="utf-8").split())
+    except Corrupt:  # no rebuild was killed
+        return
+    named = {each.name for each in (*checkpoint.segments, *checkpoint.tombstones)} if checkpoint else set()
+    for path in files.unreferenced(found.directory, named):
+        first = cancels if path.suffix == files.TOMBSTONES_SUFFIX else segments
+        if path.suffix != files.TEMPORARY_SUFFIX and files.number_of(path.name) >= first:
+            files.remove(path)
 
 
 class Rebuild:
@@ -63,6 +82,11 @@ class Rebuild:
         self._waiting: list[tuple[RowRefs, pa.RecordBatch]] = []
         self.rows = 0
         """The number of timers in the new segments."""
+        self._note = store.state.directory / NOTE
+        files.write_durably(self._note, self._write_note)
+
+    def _write_note(self, path: Path) -> None:
+        path.write_text(f"{self._state.next_segment} {self._state.next_tombstones}", encoding="utf-8")
 
     def commands(self, entries: pa.Table) -> None:
         """Take in cancels, finished commands, and timers that replace or that no command can copy; in the order of
@@ -121,6 +145,7 @@ class Rebuild:
             segments=(*kept, *(each.named for each in self._segments)),
             tombstones=tuple(file.named for file in state.cancels.tombstones.files),
         )
+        files.remove(self._note)
         new_files, self._segments, self._cancels = (self._segments, self._cancels), [], []
         try:
             checkpoints.write(state.directory, new)
@@ -139,7 +164,7 @@ class Rebuild:
             self._writer.abandon()
         for each in self._segments:
             segment.remove(each.path)
-        for path in self._cancels:
+        for path in (*self._cancels, self._note):
             files.remove(path)
 
     def _fixed(self, origins: Int64s) -> Int64s:

@@ -7,7 +7,7 @@ free. One job for each partition, and within it:
     step                                                        a crash right after it
     1  open the index: recovery.py                              see there
     2  read, decode, drop, sort: Spark (ingest/query.py)        nothing has changed
-    3  write segments and tombstones (timerstore/rebuild.py)    the old index counts; the next start removes the files
+    3  write segments and tombstones (timerstore/rebuild.py)    the old index counts; the next rebuild removes the files
     4  read the committed state again                           the same
     5  replace the checkpoint                                   the new index counts
 
@@ -51,7 +51,7 @@ from bridge.wire.committed_state import CommittedState, decode_metadata
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.limits import Limits
-from timerstore.rebuild import Rebuild
+from timerstore.rebuild import Rebuild, remove_unfinished
 from timerstore.rows.entry import ENTRY, Kind
 from timerstore.rows.position import AT_MIN
 from timerstore.store import TimerStore
@@ -155,6 +155,7 @@ class _Job:
         states: Callable[[Collection[SourceName]], Mapping[SourceName, CommittedState | None]],
     ) -> Rebuilt:
         name, now_ms = self._name, self._clock.now_ms()
+        remove_unfinished(opening.found)
         store = TimerStore.open(
             opening.found, opening.committed, log_start=opening.log_start, cuts=opening.cuts, now_ms=now_ms,
             limits=limits,
@@ -163,9 +164,10 @@ class _Job:
             prepared = Prepared({name: store})
             resume, held = prepared.resume_offsets(), prepared.held_below()
             begin = ingest_start(self._cluster, self._plan, resume, held, now_ms, lambda _: None)[name]
-            end, made = self._state.offset, Rebuild(store, now_ms)
+            end = self._state.offset
             if resume[name] == end:
                 return Rebuilt(name=name, begin=end, end=end, pending=0)
+            made = Rebuild(store, now_ms)
             try:
                 if begin < end:
                     self._read(session(), made, begin, end)

@@ -13,8 +13,9 @@ from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 from timerstore.disk import checkpoint
 from timerstore.errors import DiskFailure, DiskFull, Misuse
 from timerstore.limits import Limits
+from timerstore.operations import recovery
 from timerstore.operations.find import LogQuery
-from timerstore.rebuild import Rebuild
+from timerstore.rebuild import Rebuild, remove_unfinished
 from timerstore.rows.entry import UNCOPYABLE, Kind
 from timerstore.rows.position import Position, Progress
 from timerstore.store import TimerStore
@@ -116,6 +117,32 @@ def test_a_crash_before_the_checkpoint_leaves_the_old_index(tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == before and rig.store.resume_offset() == 40
     rig.ingest()
     assert len(pending(rig.store)) == 60 - 15 - 2 + 1 + 1
+
+
+@pytest.mark.fault("kills of rebuilds without an index")
+@pytest.mark.parametrize("stored", [0, 40])
+def test_kills_do_not_fill_the_disk(tmp_path: Path, stored: int) -> None:
+    """The next rebuild removes the files of a killed one, and no others; so does the next start, once it has caught
+    up."""
+    rig, log = Rig(tmp_path), a_log()
+    rig.log, rig.committed = log[:stored], Progress(stored)
+    rig.reopen()
+    if stored:
+        rig.ingest()
+        rig.store.maintenance.flush(NOW_MS)
+    rig.log, rig.committed = log, Progress(len(log))
+    left = []
+    for _ in range(3):
+        remove_unfinished(recovery.find(tmp_path, rig.identity, NOW_MS))
+        rig.reopen()
+        rebuilt(rig, log)
+        left.append(sorted(path.name for path in tmp_path.iterdir()))
+    assert left[0] == left[2] and rig.store.resume_offset() == (stored or None)
+    rig.reopen()
+    rebuilt(rig, log).publish()
+    rig.reopen()
+    assert len(pending(rig.store)) == 60 - 15 - 2 + 1 + 1
+    assert not [path for path in tmp_path.iterdir() if path.suffix in (".aside", ".tmp")]
 
 
 @pytest.mark.fault("a full disk under a rebuild")
