@@ -119,6 +119,12 @@ class SparkQuery:
         """Have the call of `send_unfinished` raise. For any thread."""
         self.session.sparkContext.cancelAllJobs()
 
+    def let_go(self) -> None:
+        """Have Spark remove the files of ended jobs, which it does after a collection of garbage: by itself each half
+        hour, and meanwhile they would fill the disk."""
+        assert self.session._jvm is not None
+        self.session._jvm.System.gc()
+
     def send(self, entries: DataFrame) -> None:
         """Send entries, and return when they are taken in."""
         entries._jdf.foreachPartition(self._writer(entries))

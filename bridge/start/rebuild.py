@@ -192,6 +192,7 @@ class _Job:
                     session, java(settings), f"{settings.group_id}-rebuild", self._epochs, receiver.address,
                     receiver.token,
                 )  # fmt: skip
+                query.let_go()
                 with self._watched(query):
                     query.send_unfinished(self._name, begin, end, self._state.progress().position)
         except Exception as error:

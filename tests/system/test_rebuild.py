@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
@@ -35,8 +36,10 @@ from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.kafka import Outgoing, TopicReader, Topics, assert_each_once, produce
 from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S, settings_for
+from tests.java import SHORT_LIVED
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
+from tests.system.spark_cluster import SparkCluster
 from timerstore.cancels.digests import MOVE, are_of
 from timerstore.clock import SystemClock
 from timerstore.operations.find import LogQuery
@@ -49,6 +52,9 @@ LOGS: Final = 14
 RECORDS: Final = 260
 COUNT: Final = 2_000
 HOUR_MS: Final = 3_600_000
+BRIDGE: Final = "delay-bridge.test"
+"""The bridge for executors, and its address; its own machine does not know the name."""
+ADDRESS: Final = "127.0.0.2"
 EARLY: Final = DecodeParameters(
     max_delay_ms=60 * HOUR_MS, roll_window_ms=2 * HOUR_MS, has_default_target=True, roll_bytes_max=900,
     header_bytes_max=400,
@@ -345,6 +351,31 @@ def test_a_job_without_progress_is_cancelled(
         list(rebuild(settings, lambda: spark, SystemClock()))
     assert raised.value.code == "DB-3088" and "tasks_running=1" in str(raised.value)
     assert not list((tmp_path / name[0] / "0").glob("*.parquet"))
+
+
+@pytest.mark.slow
+def test_a_cluster_reads_the_ranges(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """On a cluster of two workers, which share no directory with the bridge, the command makes the same index."""
+    settings, name = one_log(broker, topics, tmp_path / "data")
+    conf = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": SHORT_LIVED}
+    conf |= {"spark.driver.bindAddress": ADDRESS, "spark.driver.extraJavaOptions": SHORT_LIVED}
+    ranges = "from bridge.ingest import query; query.RANGE_RECORDS = 500; import runpy; "
+    with SparkCluster(tmp_path / "cluster", workers=2, cores=1, names={BRIDGE: ADDRESS}) as cluster:
+        spark = {"master": cluster.master, "executor_host": BRIDGE, "conf": conf}
+        tree = {
+            "bridge": {"id": settings.bridge.id},
+            "kafka": {"common": {"bootstrap.servers": broker.bootstrap}},
+            "delay_topics": {name[0]: {}},
+            "store": {"directory": str(settings.store.directory)},
+            "spark": spark,
+        }
+        file = tmp_path / "bridge.yaml"
+        file.write_text(yaml.safe_dump(tree))
+        program = f"{ranges}runpy.run_module('bridge', run_name='__main__')"
+        command = [sys.executable, "-c", program, "rebuild", "--config", str(file)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == f"{name[0]}/0: {COUNT} offsets read up to {COUNT}, {COUNT - 150} timers of them are pending\n"
 
 
 def one_log(broker: Broker, topics: Topics, directory: Path) -> tuple[Settings, SourceName]:

@@ -1,4 +1,4 @@
-"""Waits between the workers of a start, a hand-over and a query; their deadlines, and the actions after these.
+"""Waits between the workers of a start, a hand-over, a query and a rebuild; their deadlines, and the actions after.
 
 `Wait` is the table, and the code takes its deadlines from it. Each wait has a deadline. The *watcher* of a wait, which
 detects the deadline and acts, does not depend on the awaited worker. So two workers that wait for each other are
