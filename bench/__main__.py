@@ -9,6 +9,7 @@ make bench BENCH_ARGS="--only pending"  ten million pending, a million of them c
 make bench BENCH_ARGS="--only lookups"  searches over the API among ten million pending (five minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts (5 GB of disk)
 make bench BENCH_ARGS="--only assignment"   two instances, three million pending: one stops, returns, dies (ten minutes)
+make bench BENCH_ARGS="--only rebuild"  the loss of an index: read again by a start, and made by `delay-bridge rebuild`
 make bench BENCH_ARGS="--only outages"  twenty outages of the only broker at 2,000/s, and the same for a plain producer
 make bench BENCH_ARGS="--only against-relay"   the bridge and a relay in turns (twenty minutes); with --rate 10000, on
                                         one core (--cores 0), on half of one (--quota 0.5), with cold brokers (--cold)
@@ -37,6 +38,7 @@ from bench.load import VALUE_BYTES
 from bench.lookups import lookups
 from bench.on_time import kills, on_time, rolling
 from bench.outages import outages
+from bench.rebuild import rebuild
 from bench.report import Report, mib, tell
 from bench.soak import soak
 
@@ -44,7 +46,7 @@ SETTLED_SECONDS = 120
 IDLE_SECONDS = 30
 LEAD_MS = 30_000
 OUTAGES = 4
-APART = ("against-relay", "assignment", "costs", "pending", "lookups", "soak", "outages")
+APART = ("against-relay", "assignment", "costs", "pending", "lookups", "soak", "outages", "rebuild")
 """Scenarios that run only by name: they take long, or prove little alone."""
 CLIENT_DEFAULTS = {"metadata.recovery.strategy": "rebootstrap", "reconnect.backoff.max.ms": "10000"}
 
@@ -247,6 +249,7 @@ SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "killed-target": partial(dead, killed=True),
     "pending": pending,
     "lookups": lookups,
+    "rebuild": rebuild,
     "bulk": bulk_cancel,
     "soak": soak,
     "outages": outages,

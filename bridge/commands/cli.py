@@ -1,5 +1,5 @@
-"""The command `delay-bridge`: run, check, reset-offsets, resolve, skip-batch, redrive, send, cancel, move, pending,
-schedules, targets, dead-letters, config, version.
+"""The command `delay-bridge`: run, check, reset-offsets, rebuild, resolve, skip-batch, redrive, send, cancel, move,
+pending, schedules, targets, dead-letters, config, version.
 
 Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
 3 environment, 4 state, 5 another instance took over.
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -143,6 +143,27 @@ def reset_committed_offsets(
         )
         for (name, partition), state in sorted(states.items()):
             say(f"{name}/{partition}: from offset {state.offset}")
+
+
+@app.command("rebuild")
+def rebuild_indexes(
+    only: Annotated[list[str] | None, typer.Argument(metavar="TOPIC/PARTITION", help="Only these; else all.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Bring the indexes in store.directory up to the committed offsets with a parallel job of Spark, before a start
+    that would read very many records again. The bridge of this directory must be down; other instances go on."""
+    with settings_of(config) as (settings, _):
+        places = {pending.read_place(f"{text}/0", "with /0, the argument")[:2] for text in only or ()}
+        _must_be_delay_topics([topic for topic, _ in places], settings)
+        from bridge.install import connector
+        from bridge.spark import session as spark
+        from bridge.start.rebuild import rebuild
+
+        make = cache(partial(spark.start, settings, connector.jars()))
+        for done in rebuild(settings, make, SystemClock(), places):
+            (topic, partition), read = done.name, done.end - done.begin
+            say(f"{topic}/{partition}: {read} offsets read up to {done.end}, {done.pending} timers of them are pending")
+        spark.stop()
 
 
 @app.command("resolve")

@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import EnvironmentFailure
+from bridge.ingest import sql as F
 from bridge.ingest.decode import decode
-from bridge.stores.names import Offsets, SourceName
+from bridge.ingest.sql import Column
+from bridge.stores.names import NAMED_ENTRY, Offsets, SourceName
 from bridge.wire.decode_epochs import DecodeEpochs
+from timerstore.rows.entry import DECIDED, UNCOPYABLE, Kind
+from timerstore.rows.position import AT_MIN, Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 BATCH: Final = "30 minutes"
 """Duration of a batch in real-time mode: its end plans anew, which takes half a second."""
 REASON_CHARS_MAX: Final = 200
+RANGE_RECORDS: Final = 200_000
+"""Offsets of a task of a batch job. A lost task costs its range, and each one compiles and connects anew."""
 
 
 class SparkQuery:
@@ -64,10 +70,60 @@ class SparkQuery:
 
     def warm_up(self, offsets: Offsets) -> None:
         """Compile the plan and load its classes with no records, so that the first record does not wait for it."""
-        reader = self.session.read.format("kafka").options(**self._options).option("assign", _assignment(offsets))
-        at = _json_offsets(offsets)
-        reader = reader.option("startingOffsets", at).option("endingOffsets", at)
-        self.send(decode(reader.load(), self._all_epochs))
+        self.send(self._stretches(offsets, offsets))
+
+    def _stretches(self, begins: Offsets, ends: Offsets, ranges: int = 1) -> DataFrame:
+        """The entries of the offsets from `begins` to `ends`, read by `ranges` tasks in parallel, or one for each
+        partition if these are more."""
+        reader = self.session.read.format("kafka").options(**self._options).option("assign", _assignment(begins))
+        reader = reader.option("startingOffsets", _json_offsets(begins)).option("endingOffsets", _json_offsets(ends))
+        return decode(reader.option("minPartitions", str(ranges)).load(), self._all_epochs)
+
+    def send_unfinished(self, name: SourceName, begin: int, end: int, passed: Position) -> None:
+        """Send a partition's entries from `begin` to `end` without the finished ones, in the order of position, and
+        return when they are taken in. `passed` is the committed P, `end` the committed O.
+
+        In front of all timers, with their `at`, are the commands, and once more, without a value, the timers that
+        concern other ones: a replace, finished or not, and an original that is too large for a copy. One task sorts;
+        rows that do not fit into its memory go to Spark's local disk."""
+        # P comes from a table, as literals would have the whole plan compiled for each partition.
+        table = [None] * name[1] + [[passed.at_ms, passed.offset]]
+        p = F.get(F.from_json(json.dumps(table), "array<array<bigint>>"), F.col("partition"))
+        at, at_ms = F.col("at"), F.get(p, 0)
+        is_finished = (at < at_ms) | ((at == at_ms) & (F.col("offset") <= F.get(p, 1)))
+        is_fixed = F.col("replace") | (F.col("rolls") == UNCOPYABLE)
+        true, false, none = (Column(f"array({items})") for items in ("true", "false", ""))
+        turns = (
+            F.when(F.col("kind").isin(Kind.CANCEL, *DECIDED), true)
+            .when(F.col("kind") != Kind.TIMER, none.cast("array<boolean>"))
+            .when(is_finished, F.when(F.col("replace"), true).otherwise(none.cast("array<boolean>")))
+            .when(is_fixed, Column("array(true, false)"))
+            .otherwise(false)
+        )
+        first = F.col("is_first")
+        replaced = {"at": F.when(first, F.long(AT_MIN)).otherwise(F.col("at"))}
+        replaced["value"] = F.when(first & (F.col("kind") == Kind.TIMER), None).otherwise(F.col("value"))
+        entries = self._stretches({name: begin}, {name: end}, -(-(end - begin) // RANGE_RECORDS))
+        columns = [replaced.get(column, F.col(column)).alias(f"`{column}`").sql for column in NAMED_ENTRY.names]
+        turned = entries.selectExpr("*", f"explode({turns.sql}) AS is_first").selectExpr(*columns)
+        self.send(turned.repartition(1).sortWithinPartitions("at", "offset"))
+
+    def progress(self) -> tuple[int, ...]:
+        """Numbers that change while a batch job makes progress. (Those of rows come every ten seconds.)"""
+        stages = self.session.sparkContext._jsc.sc().statusStore().activeStages()
+        each = [stages.apply(i) for i in range(stages.size())]
+        counts = ("stageId", "numCompleteTasks", "inputRecords", "shuffleReadRecords", "shuffleWriteRecords")
+        return tuple(int(getattr(stage, count)()) for stage in each for count in counts)
+
+    def cancel_jobs(self) -> None:
+        """Have the call of `send_unfinished` raise. For any thread."""
+        self.session.sparkContext.cancelAllJobs()
+
+    def let_go(self) -> None:
+        """Have Spark remove the files of ended jobs, which it does after a collection of garbage: by itself each half
+        hour, and meanwhile they would fill the disk."""
+        assert self.session._jvm is not None
+        self.session._jvm.System.gc()
 
     def send(self, entries: DataFrame) -> None:
         """Send entries, and return when they are taken in."""

@@ -101,10 +101,28 @@ def gather(
     Raises StateError when a topic does not exist, or the committed state of an owned partition cannot be read,
     SilentLogs where the leader of one does not answer, EnvironmentFailure without any answer, DiskFailure.
     """
+
+    def read(names: Collection[SourceName]) -> Mapping[SourceName, CommittedState | None]:
+        states = group.read_committed_states(names, strict=owned)
+        return states | _committed_again(group, taken_back({name: states.get(name) for name in owned}))
+
+    return facts_of(read, cluster, owned, parameters=parameters, limits=limits, indexes=indexes, known=known)
+
+
+def facts_of(
+    read_states: Callable[[Collection[SourceName]], Mapping[SourceName, CommittedState | None]],
+    cluster: Cluster,
+    owned: frozenset[SourceName],
+    *,
+    parameters: Mapping[str, DecodeParameters],
+    limits: Mapping[str, TopicLimits],
+    indexes: Mapping[SourceName, Found],
+    known: Known,
+) -> StartFacts:
+    """As `gather`, with the committed states from `read_states`; None: without a commit."""
     topics = existing(cluster, parameters)
     names = _partitions(topics)
-    read = group.read_committed_states(names, strict=owned)
-    read |= _committed_again(group, taken_back({name: read.get(name) for name in owned}))
+    read = read_states(names)
     committed = {name: state for name, state in read.items() if state is not None}
     lacking = set(names) & read.keys() - committed.keys()
     covered = {n: each.checkpoint.offset for n, each in indexes.items() if each.checkpoint is not None}

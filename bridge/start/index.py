@@ -118,11 +118,11 @@ def make_stores(
     """The stores, none of them open yet. All partitions of the delay topics get numbers."""
     topics = cluster.topics(sorted(settings.delay_topics))
     partitions = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
-    limits = _limits(settings, max(each.cancels_ms for each in plan.windows.values()))
+    limits = limits_of_stores(settings, max(each.cancels_ms for each in plan.windows.values()))
     return Stores(directory, partitions, limits, on_damage)
 
 
-def _limits(settings: Settings, window_ms: int) -> Limits:
+def limits_of_stores(settings: Settings, window_ms: int) -> Limits:
     """The stores' limits. Cancels are kept for `window_ms` at least."""
     return Limits(
         flush_bytes=settings.store.flush_bytes,

@@ -16,7 +16,7 @@ done).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -107,7 +107,7 @@ def _state(
 def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> dict[SourceName, CommittedState]:
     """The states of all partitions. Raises StateError if one is missing, or belongs to a deleted topic."""
     states = {}
-    for place in _found(config, topics):
+    for place in committed_places(config, _partitions(topics)):
         name = (place.topic, place.partition)
         state = decode_metadata(name, place.offset, place.metadata) if place.offset >= 0 else None
         if state is None or state.topic_id != topics[place.topic].topic_id:
@@ -125,15 +125,15 @@ def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> d
 def _said(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> Said:
     """The pauses in the old states. An open transaction is no reason to wait: it may be the reason for the reset."""
     told: list[Pause] = []
-    for place in _found({**config, "isolation.level": "read_uncommitted"}, topics):
+    for place in committed_places({**config, "isolation.level": "read_uncommitted"}, _partitions(topics)):
         with suppress(StateError):  # a missing or unreadable state is the reason for the reset
             told += decode_metadata((place.topic, place.partition), place.offset, place.metadata).pauses
     return merged(told)
 
 
-def _found(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> list[TopicPartition]:
-    """The committed offsets of all partitions, undecoded. Raises EnvironmentFailure."""
-    places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(len(facts.logs))]
+def committed_places(config: Mapping[str, Any], names: Iterable[SourceName]) -> list[TopicPartition]:
+    """The committed offsets of these partitions, undecoded, from beside the group. Raises EnvironmentFailure."""
+    places = [TopicPartition(*name) for name in names]
     try:
         with closing(_consumer(config)) as client:
             return list(client.committed(places, timeout=READ_TIMEOUT_S))
@@ -144,6 +144,10 @@ def _found(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> list[
             reason=kafka_error(exception).str(),
             code="DB-3007",
         ) from None
+
+
+def _partitions(topics: Mapping[str, TopicFacts]) -> list[SourceName]:
+    return [(topic, partition) for topic, facts in topics.items() for partition in range(len(facts.logs))]
 
 
 def _consumer(config: Mapping[str, Any]) -> Consumer:

@@ -13,6 +13,7 @@ from tests.paths import ROOT
 
 STORE: Final = (
     *("clock", "errors", "limits", "budget", "rows", "disk", "memory", "cancels", "log", "operations", "store"),
+    "rebuild",
 )
 DELIVERY: Final = ("delivery/targets", "delivery/doubt", "delivery/plan", "delivery/producer", "delivery")
 BRIDGE: Final = (
