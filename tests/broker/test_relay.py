@@ -1,4 +1,4 @@
-"""bench.relay, the lower bound of measurements: what it delivers, and its size."""
+"""bench.relay, the lower bound of measurements: its deliveries, and its size."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_ended_processes_keep_their_times(program: subprocess.Popen[str]) -> Non
 
 
 def test_a_program_stays_on_its_cores() -> None:
-    """A process started inside the context has these cores alone; this one has all of its own again afterwards."""
+    """A process that is started inside the context has these cores alone; afterwards this process has its own again."""
     before = os.sched_getaffinity(0)
     core = min(before)
     with on_cores([core]):
