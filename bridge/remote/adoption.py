@@ -10,8 +10,8 @@ Steps, each with the cost of a crash right after it:
     3. names        the files get their names                               as 2; the next opening removes the files
     4. checkpoint   names the files                                         none: an ordinary local index
 
-A local index stays if it reaches as far, if it alone has rows that Kafka has lost, or if the rest of the log is read
-sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again.
+A local index stays if it reaches as far, if it alone may have rows that Kafka has lost, or if the rest of the log is
+read sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again.
 """
 
 from __future__ import annotations
@@ -72,8 +72,11 @@ class Candidate:
             return True
         offset, kept = self._coverage(self.found)
         held = offset if offset is not None else kept or 0
-        is_alone = recovery.holds_rows(self.found) and (local.kept is not None or state.gone_below > 0)
-        return state.manifest[1] > held and not (is_alone and held >= state.gone_below)
+        holds_lost = recovery.holds_rows(self.found) and (local.kept is not None or state.gone_below > 0)
+        is_alone = holds_lost and held >= state.gone_below
+        if not state.gone_below:  # the owner of the copy has noted no such rows, so the copy lacks those of this index
+            is_alone |= recovery.may_hold_below(self.found, state.progress().position, self.log_start)
+        return state.manifest[1] > held and not is_alone
 
     def saves_time(self, index: RemoteIndex) -> bool:
         """Whether its fetch costs less than the records that the local index lacks, or nothing else has the rows."""
@@ -281,6 +284,8 @@ class Adoption:
             thread.join(WAIT_S)
             beat()
         fetch.give_up()
+        if fetch.outcome and stop.is_set():
+            return  # nothing was tried: the next pipeline of the process begins it again
         seconds = self._clock.monotonic_s() - fetch.began_s
         if fetch.outcome:
             self._give_up({name: candidate}, fetch.outcome)
