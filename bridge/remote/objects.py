@@ -94,7 +94,7 @@ class Objects:
     def put_file(self, key: str, file: IO[bytes], step: Callable[[bytes], None]) -> None:
         """Write the rest of an open file; `step` gets each piece before it is sent."""
         with self._call("write", key):
-            piece = file.read(PART_BYTES)
+            piece = _piece_of(file)
             step(piece)
             if len(piece) < PART_BYTES:
                 obstore.put(self._store, key, piece, use_multipart=False)
@@ -102,7 +102,7 @@ class Objects:
             with obstore.open_writer(self._store, key, buffer_size=PART_BYTES, max_concurrency=1) as writer:
                 while piece:
                     writer.write(piece)
-                    piece = file.read(PART_BYTES)
+                    piece = _piece_of(file)
                     step(piece)
 
     def get(self, key: str) -> bytes:
@@ -156,3 +156,10 @@ class Objects:
     def _reason(self, error: Exception) -> str:
         text = " ".join(str(error).split())
         return f"{type(error).__name__}: {self._redact(text)[:_REASON_CHARS_MAX]}"
+
+
+def _piece_of(file: IO[bytes]) -> bytes:
+    try:
+        return file.read(PART_BYTES)
+    except OSError as error:  # of the local disk: shared storage may work
+        raise RemoteTrouble(f"cannot read {file.name}: {error}") from error

@@ -20,6 +20,7 @@ a pause.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -95,6 +96,7 @@ class Uploads:
         self._on_fatal = on_fatal
         self._beat = beat
         self._partitions: dict[SourceName, _Partition] = {}
+        self._failed: SourceName = "", 0
         self._pause_s = 0.0
         self._not_before_s = float("-inf")
         self._told_s = float("-inf")
@@ -141,11 +143,11 @@ class Uploads:
         if now_s < self._not_before_s:
             return
         trouble: RemoteTrouble | None = None
-        for name, partition in self._partitions.items():
+        for name, partition in self._in_turn():
             try:
                 self._serve(name, partition)
             except RemoteTrouble as error:
-                trouble = error
+                trouble, self._failed = error, name
                 self._tell(name, error)
                 if isinstance(error, RemoteUnavailable):
                     break  # each of the others would wait as long
@@ -161,6 +163,12 @@ class Uploads:
         elif self._pause_s:
             self._pause_s, self._told_s = 0.0, float("-inf")
             log.info("remote-works-again")
+
+    def _in_turn(self) -> list[tuple[SourceName, _Partition]]:
+        """All partitions, from the one behind the last failure on: none keeps the others from their turn."""
+        names = sorted(self._partitions)
+        start = bisect_right(names, self._failed)
+        return [(name, self._partitions[name]) for name in (*names[start:], *names[:start])]
 
     def _note_behind(self, now_s: float) -> None:
         for name, each in list(self._partitions.items()):
@@ -215,7 +223,7 @@ class Uploads:
         return prefix_of(self._group_id, partition.store.state.identity)
 
     def _send(self, name: SourceName, partition: _Partition, checkpoint: Checkpoint, offset: int) -> None:
-        known = partition.objects or {}
+        known = {} if partition.objects is None else partition.objects
         objects: dict[NamedFile, Stored] = {}
         for file in files_of(checkpoint):
             stored = known.get(file) or self._upload(partition, file)

@@ -1,0 +1,76 @@
+"""bridge.remote.uploads: which failures concern which partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO, Any
+from unittest import mock
+
+import pytest
+
+from bridge.remote.objects import Objects, RemoteUnavailable
+from bridge.stores.names import SourceName
+from bridge.wire.committed_state import Manifest
+from tests.unit.bridge.remote.rig import FaultyObjects, Instance
+from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, Rig
+
+
+def test_a_first_upload_goes_on_after_errors(
+    tmp_path: Path, objects: FaultyObjects, kafka: dict[SourceName, Manifest]
+) -> None:
+    """Each file is uploaded once, without a manifest before, too."""
+    made = Instance(tmp_path / "made", objects, kafka)
+    for number in range(4):
+        made.work(NOW_MS + 9_000 + number)
+    failures = 0
+
+    def fault(what: str, key: str) -> None:
+        nonlocal failures
+        if what == "before put_file" and "segment-0000000004" in key and failures < 3:
+            failures += 1
+            raise RemoteUnavailable("one request fails")
+
+    objects.fault = fault
+    for _ in range(6):
+        made.clock.advance(300_000)
+        made.upload()
+    assert failures == 3 and ORDERS in kafka and objects.count("put_file") == 4
+
+
+class Unreadable:
+    """An open file on a bad sector."""
+
+    name = "segment"
+
+    def read(self, _: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("is_disk", [True, False], ids=["its file cannot be read", "its objects are refused"])
+def test_a_partition_that_fails_stops_no_other(
+    tmp_path: Path, objects: FaultyObjects, kafka: dict[SourceName, Manifest], is_disk: bool
+) -> None:
+    """Neither the ones before it nor those behind it."""
+    made = Instance(tmp_path / "made", objects, kafka)
+    made.rig.stores.close()
+    made.rig = rig = Rig(tmp_path / "both", [ORDERS, BILLS])
+    for name in (ORDERS, BILLS):
+        rig.produce(name, NOW_MS + 9_000)
+    rig.ingest()
+    rig.stores.arrive()
+    rig.stores.go_live([ORDERS, BILLS])
+    rig.finish(NOW_MS)
+    rig.stores.flush(NOW_MS)
+    bad, good = sorted(rig.stores.by_name)
+    directory, real = str(rig.stores.by_name[bad].state.directory), Objects.put_file
+
+    def put_file(self: Objects, key: str, file: IO[bytes], step: Any) -> None:
+        if directory in str(file.name) and not is_disk:
+            raise RemoteUnavailable("this key is refused")
+        real(self, key, Unreadable() if directory in str(file.name) else file, step)  # type: ignore[arg-type]
+
+    with mock.patch.object(Objects, "put_file", put_file):
+        for _ in range(2):
+            made.clock.advance(300_000)
+            made.upload()
+    assert set(kafka) == {good}
