@@ -31,6 +31,9 @@ SMALL_BYTES_MAX: Final = 16 << 20
 _REASON_CHARS_MAX: Final = 300
 _SECRET: Final = re.compile(r"(AWS|AZURE|GOOGLE)_\w*(KEY|TOKEN|SECRET|PASSWORD|SAS)\w*")
 
+_USER: Final = re.compile(r"://[^\s/]*@")
+"""The user and the password of an address."""
+
 
 class RemoteTrouble(Exception):
     """Shared storage, or an index on it, cannot be used now; the text is the reason."""
@@ -154,7 +157,7 @@ class Objects:
             raise RemoteUnavailable(f"cannot {what} {key}: {self._reason(error)}") from error
 
     def _reason(self, error: Exception) -> str:
-        text = " ".join(str(error).split())
+        text = _USER.sub("://", " ".join(str(error).split()))
         return f"{type(error).__name__}: {self._redact(text)[:_REASON_CHARS_MAX]}"
 
 

@@ -146,6 +146,10 @@ def flipped(data: bytes) -> bytes:
     return data[:200] + bytes([data[200] ^ 1]) + data[201:]
 
 
+def nested() -> bytes:
+    return json.dumps({"crc": zlib.crc32(b"[" * 200_000), "body": "[" * 200_000}).encode()
+
+
 FAULTS: Final[dict[str, Callable[[Instance], object]]] = {
     "no manifest": lambda one: setattr(one.objects, "fault", refuse("before get", part="manifest")),
     "no segment": lambda one: damage(one, "parquet", None),
@@ -153,6 +157,7 @@ FAULTS: Final[dict[str, Callable[[Instance], object]]] = {
     "a damaged segment": lambda one: damage(one, "parquet", flipped),
     "a short segment": lambda one: damage(one, "parquet", lambda data: data[:-1]),
     "a damaged manifest": lambda one: damage(one, "manifest", flipped),
+    "a manifest that nests deeply": lambda one: damage(one, "manifest", lambda _: nested()),
     "an empty manifest": lambda one: damage(one, "manifest", lambda _: b""),
     "another cluster": lambda one: damage(one, "manifest", of_another_cluster),
     "a name with a path": lambda one: damage(one, "manifest", with_a_path),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
 import pytest
+from structlog.testing import capture_logs
 
 from bridge.remote.objects import Objects, RemoteUnavailable
 from bridge.stores.names import SourceName
@@ -74,3 +77,14 @@ def test_a_partition_that_fails_stops_no_other(
             made.clock.advance(300_000)
             made.upload()
     assert set(kafka) == {good}
+
+
+def test_a_manifest_that_nests_deeply_is_a_lost_one(one: Instance) -> None:
+    """It ends no process, and all files are uploaded again."""
+    [key] = [key for key in one.objects.all() if key.endswith("manifest")]
+    body = "[" * 200_000
+    Objects.put(one.objects, key, json.dumps({"crc": zlib.crc32(body.encode()), "body": body}).encode())
+    one.begin()
+    with capture_logs() as events:
+        one.upload()
+    assert [each["event"] for each in events] == ["manifest-lost"] and one.uploads.age_s() == 0
