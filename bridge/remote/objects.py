@@ -31,6 +31,8 @@ SMALL_BYTES_MAX: Final = 16 << 20
 _REASON_CHARS_MAX: Final = 300
 _SECRET: Final = re.compile(r"(AWS|AZURE|GOOGLE)_\w*(KEY|TOKEN|SECRET|PASSWORD|SAS)\w*")
 
+_UNFINISHED: Final = "#"
+"""In a mounted directory, a file has its name, this and a number until it is whole. Names of objects do not have it."""
 _USER: Final = re.compile(r"://[^\s/]*@")
 """The user and the password of an address."""
 
@@ -121,8 +123,11 @@ class Objects:
             return bytes(obstore.get_range(self._store, key, start=start, length=length))
 
     def keys(self, prefix: str, step: Callable[[], None]) -> Iterator[str]:
-        """The keys below a prefix, perhaps an old list; `step` is called for each page."""
+        """The keys below a prefix, perhaps an old list; `step` is called for each page. Of a mounted directory, also
+        the unfinished files that a killed process has left."""
         with self._call("list", prefix):
+            if self._path is not None:
+                yield from (prefix + path.name for path in (self._path / prefix).glob(f"*{_UNFINISHED}*"))
             for page in obstore.list(self._store, prefix=prefix, chunk_size=1_000):
                 step()
                 yield from (each["path"] for each in page)
@@ -139,6 +144,9 @@ class Objects:
         """An object that is gone is no error."""
         try:
             with self._call("delete", key):
+                if self._path is not None and _UNFINISHED in key:
+                    (self._path / key).unlink()
+                    return
                 obstore.delete(self._store, key)
         except Missing:
             pass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import IO, Any
@@ -88,3 +90,28 @@ def test_a_manifest_that_nests_deeply_is_a_lost_one(one: Instance) -> None:
     with capture_logs() as events:
         one.upload()
     assert [each["event"] for each in events] == ["manifest-lost"] and one.uploads.age_s() == 0
+
+
+@pytest.mark.fault("a kill during an upload to a mounted directory")
+def test_a_file_that_a_kill_leaves_unfinished_is_removed(one: Instance, tmp_path: Path) -> None:
+    """As any other object that nobody names."""
+    [key] = [key for key in one.objects.all() if key.endswith("parquet")]
+    code = """
+import io, os, sys
+from bridge.remote.objects import PART_BYTES, Objects
+pieces = []
+def step(piece):
+    pieces.append(piece)
+    if len(pieces) == 3:
+        os.kill(os.getpid(), 9)
+Objects(sys.argv[1]).put_file(sys.argv[2], io.BytesIO(bytes(4 * PART_BYTES)), step)
+"""
+    killed = key.rsplit("/", 1)[0] + "/0123456789abcdef-segment"
+    ended = subprocess.run([sys.executable, "-c", code, f"file://{tmp_path}/remote", killed], timeout=60)
+    assert ended.returncode == -9
+    left = [path.name for path in (tmp_path / "remote").rglob("*#*")]
+    assert left == ["0123456789abcdef-segment#1"]
+    for _ in range(2):
+        one.look()
+    assert not list((tmp_path / "remote").rglob("*#*"))
+    assert key in one.objects.all()
