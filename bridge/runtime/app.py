@@ -356,6 +356,8 @@ class Application:
         self._beat(START_S)
         member = context.ownership.membership()
         owned = self._identity.without(member.partitions)
+        if context.remote is not None:
+            context.remote.adoption.keep(owned)
         if self._pipeline is not None:
             self._metrics.rebalances.inc()
             if not anew and owned and self._pipeline.follow(owned, member):

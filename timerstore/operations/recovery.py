@@ -98,7 +98,7 @@ def holds_rows(found: Found) -> bool:
     return found.checkpoint is not None and bool(found.checkpoint.segments)
 
 
-def may_hold_below(found: Found, position: Position, bound: int) -> bool:
+def may_hold_rows_below(found: Found, position: Position, bound: int) -> bool:
     """Whether segments may have rows below an offset, above a position. It may be wrongly true. A damaged footer counts
     as none: no start can read its rows."""
     for named in () if found.checkpoint is None or not bound else found.checkpoint.segments:
