@@ -32,7 +32,6 @@ import structlog
 from bridge.remote.objects import CALL_S, PART_BYTES, Objects, RemoteTrouble, RemoteUnavailable
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, prefix_of
 from bridge.stores.names import SourceName
-from bridge.telemetry.heartbeats import LOOK_S, Heartbeats
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
@@ -203,12 +202,11 @@ class _Fetch:
 class Adoption:
     """Adopts the indexes of partitions, one after the other, on a thread. Any thread may call."""
 
-    def __init__(self, objects: Objects, group_id: str, clock: Clock, metrics: Metrics, hearts: Heartbeats) -> None:
+    def __init__(self, objects: Objects, group_id: str, clock: Clock, metrics: Metrics) -> None:
         self._objects = objects
         self._group_id = group_id
         self._clock = clock
         self._metrics = metrics
-        self._hearts = hearts
         self._tried: dict[SourceName, tuple[str, float]] = {}
         """By partition, the manifest that was tried last, and when."""
         self._lock = threading.Lock()
@@ -275,20 +273,20 @@ class Adoption:
 
     def _run(self, stop: threading.Event) -> None:
         told: set[SourceName] = set()
-        with self._hearts.watching("adoption", LOOK_S) as beat:
-            while (following := self._next(stop)) is not None:
-                name, candidate = following
-                if name not in told:
-                    told.add(name)
-                    log.info("index-fetched", topic=name[0], partition=name[1])
-                if not self._adopt(name, candidate, stop, beat):
-                    self._pause(stop, beat)
-                    continue
-                with self._lock:
-                    self._waiting.pop(name, None)
-                told.discard(name)
-                if not stop.is_set():
-                    self._on_end()
+        while (following := self._next(stop)) is not None:
+            name, candidate = following
+            if name not in told:
+                told.add(name)
+                log.info("index-fetched", topic=name[0], partition=name[1])
+            if not self._adopt(name, candidate, stop):
+                self._pause(stop)
+                continue
+            with self._lock:
+                self._waiting.pop(name, None)
+                self._gone &= self._waiting.keys()
+            told.discard(name)
+            if not stop.is_set():
+                self._on_end()
 
     def _next(self, stop: threading.Event) -> tuple[SourceName, Candidate] | None:
         with self._lock:
@@ -298,13 +296,12 @@ class Adoption:
             self._thread = None
             return None
 
-    def _pause(self, stop: threading.Event, beat: Callable[[], None]) -> None:
+    def _pause(self, stop: threading.Event) -> None:
         for _ in range(int(RETRY_S / WAIT_S)):
             if stop.wait(WAIT_S) or self._gone:
                 return
-            beat()
 
-    def _adopt(self, name: SourceName, candidate: Candidate, stop: threading.Event, beat: Callable[[], None]) -> bool:
+    def _adopt(self, name: SourceName, candidate: Candidate, stop: threading.Event) -> bool:
         """Returns whether it is over; False: it is tried again."""
         manifest = candidate.state.manifest
         if manifest is None or name in self._gone:
@@ -318,7 +315,6 @@ class Adoption:
             fetch.outcome = str(error)
         while thread.is_alive() and not (stop.is_set() or name in self._gone or fetch.is_late(by_s=CALL_S)):
             thread.join(WAIT_S)
-            beat()
         fetch.give_up()
         seconds = self._clock.monotonic_s() - fetch.began_s
         if fetch.outcome:
@@ -339,7 +335,7 @@ class Adoption:
             self._give_up({name: candidate}, fetch.outcome)
             return True
         with self._lock:
-            others = {other: each for other, each in self._waiting.items() if other != name}
+            others = {other: each for other, each in self._waiting.items() if other not in {name, *self._gone}}
             waiting = {other: each for other, each in others.items() if each.may_be_the_last()}
             self._waiting = waiting | {name: candidate}  # the next attempt is another one's
             given_up = {other: each for other, each in others.items() if other not in waiting}

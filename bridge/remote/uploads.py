@@ -14,7 +14,8 @@ lists find objects that are gone: they are uploaded again.
 
 A file is open during its upload, so its removal does no harm. If a file is gone before, the present checkpoint names
 other ones. Errors end nothing, not even unexpected ones: delivery does not need a copy, so the thread tries again after
-a pause.
+a pause. Nor has it a heartbeat: a mount may hang for ever, and a new process would hang likewise. The age of the copy
+shows that.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from bridge.ingest.watch.guarded import guarded
 from bridge.remote.objects import CALL_S, Objects, RemoteTrouble, RemoteUnavailable, Stopped
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, files_of, manifest_key, new_name, prefix_of
 from bridge.stores.names import SourceName
-from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState, Manifest
 from timerstore.clock import Clock
@@ -44,7 +44,6 @@ GRACE_S: Final = 900.0
 PAUSE_S: Final = (1.0, 300.0)
 """The first and the longest pause after an error."""
 TELL_S: Final = 600.0
-BEAT_S: Final = 2 * CALL_S
 
 log = structlog.get_logger("bridge.remote.uploads")
 
@@ -81,7 +80,6 @@ class Uploads:
         clock: Clock,
         metrics: Metrics,
         on_fatal: Callable[[BridgeError], None],
-        beat: Beat = unwatched,
     ) -> None:
         """`interval_s` is the shortest time between two manifests of a partition."""
         self._objects = objects
@@ -94,7 +92,6 @@ class Uploads:
         self._clock = clock
         self._metrics = metrics
         self._on_fatal = on_fatal
-        self._beat = beat
         self._partitions: dict[SourceName, _Partition] = {}
         self._failed: SourceName = "", 0
         self._pause_s = 0.0
@@ -126,7 +123,6 @@ class Uploads:
 
     def _work(self) -> None:
         while not self._stop.wait(ROUND_S):
-            self._beat(BEAT_S)
             try:
                 self.go_round()
             except Stopped:
@@ -262,7 +258,6 @@ class Uploads:
 
     def _step(self) -> None:
         """Between two requests."""
-        self._beat(BEAT_S)
         if self._stop.is_set():
             raise Stopped
 

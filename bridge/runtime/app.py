@@ -302,7 +302,7 @@ class Application:
             on_plan=wiring.plan_reader(self._pauses, planner),
             identity=self._identity,
             beat=self._beat,
-            remote=wiring.make_remote(settings, self._clock, self._metrics, self._hearts),
+            remote=wiring.make_remote(settings, self._clock, self._metrics),
         )
         self._resuming = wiring.make_resuming(context, self._pauses, commands, lambda: self._pipeline)
         return context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 from typing import IO, Any
@@ -115,3 +116,25 @@ Objects(sys.argv[1]).put_file(sys.argv[2], io.BytesIO(bytes(4 * PART_BYTES)), st
         one.look()
     assert not list((tmp_path / "remote").rglob("*#*"))
     assert key in one.objects.all()
+
+
+def test_a_mount_that_hangs_is_a_failure_of_storage_alone(one: Instance) -> None:
+    """No heartbeat is late, and the age of the copy grows."""
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def hang(what: str, key: str) -> None:
+        assert what and key
+        reached.set()
+        assert goes_on.wait(60)
+
+    one.work(NOW_MS + 9_000)
+    one.objects.fault = hang
+    one.clock.advance(900_000)
+    one.uploads.start()
+    try:
+        assert reached.wait(60)
+        one.clock.advance(3_600_000)
+        assert one.uploads.age_s() >= 3_600 and not one.uploads.stop(0.1)
+    finally:
+        goes_on.set()
+    assert one.uploads.stop(60)
