@@ -10,7 +10,9 @@ Steps, each with the cost of a crash right after it:
 
 An object is garbage if two lists, `GRACE_S` apart, have it, and neither the manifest that Kafka names after the second
 one nor this thread's next one does. So no clock of the store counts, and another owner's work is not deleted. The same
-lists find objects that are gone: they are uploaded again.
+lists find objects that are gone: they are uploaded again. That mends the one harm of an owner that has lost its
+partition and does not notice for `GRACE_S`: it may delete objects which the next owner has not named in Kafka for as
+long, but never those of a manifest that Kafka names.
 
 A file is open during its upload, so its removal does no harm. If a file is gone before, the present checkpoint names
 other ones. Errors end nothing, not even unexpected ones: delivery does not need a copy, so the thread tries again after
