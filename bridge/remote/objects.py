@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import obstore
+from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, from_url
 
 from bridge.errors import ConfigurationError
@@ -162,6 +163,8 @@ class Objects:
         except FileNotFoundError as error:
             raise Missing(f"{key} does not exist") from error
         except Exception as error:
+            if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+                self.__dict__.pop("_store", None)  # the next call asks for credentials anew
             raise RemoteUnavailable(f"cannot {what} {key}: {self._reason(error)}") from error
 
     def _reason(self, error: Exception) -> str:

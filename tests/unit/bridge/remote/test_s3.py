@@ -8,10 +8,13 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
+import obstore
 import pytest
+from obstore.exceptions import PermissionDeniedError
 
-from bridge.remote.objects import PART_BYTES, Missing, Objects, RemoteTrouble
+from bridge.remote.objects import PART_BYTES, Missing, Objects, RemoteTrouble, RemoteUnavailable
 from bridge.settings.model import Settings
 from bridge.settings.reserved import REMOTE_URI
 from dev.broker.embedded import free_ports
@@ -107,6 +110,20 @@ def test_a_bucket_that_is_not_there_is_trouble_without_secrets(monkeypatch: pyte
     with pytest.raises(RemoteTrouble) as found:
         list(Objects(URI).keys("a", lambda: None))
     assert "a-secret-key" not in str(found.value)
+
+
+@pytest.mark.usefixtures("environment")
+def test_refused_credentials_are_asked_for_anew() -> None:
+    """A client keeps them until their end, and they may be withdrawn before."""
+    objects = Objects(URI)
+    objects.put("a", b"x")
+    first = objects._store
+    with (
+        mock.patch.object(obstore, "get", side_effect=PermissionDeniedError("no more")),
+        pytest.raises(RemoteUnavailable),
+    ):
+        objects.get("a")
+    assert objects.get("a") == b"x" and objects._store is not first
 
 
 def test_a_password_in_the_address_of_the_endpoint_is_in_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
