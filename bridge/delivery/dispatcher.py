@@ -207,7 +207,7 @@ class Dispatcher:
     def manifest_of(self, name: SourceName) -> Manifest | None:
         """The manifest that Kafka names for a partition, by the last commit. Any thread."""
         state = self._partitions.states.get(name) or self._partitions.coming.get(name)
-        return None if state is None or not state.has_room_for_manifest() else state.manifest
+        return None if state is None else state.written_manifest()
 
     def go_on_without(self, gone: Collection[SourceName], revocations: int) -> None:
         """Deliver on from the same store after these partitions were given up; `revocations` counts that. Only after

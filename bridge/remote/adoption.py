@@ -10,8 +10,10 @@ Steps, each with the cost of a crash right after it:
     3. names        the files get their names                               as 2; the next opening removes the files
     4. checkpoint   names the files                                         none: an ordinary local index
 
-A local index stays if it reaches as far, if it alone has rows that Kafka has lost, or if the rest of the log is read
-sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again.
+A local index stays if it reaches as far, if it alone may have rows that Kafka has lost, or if the rest of the log is
+read sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again. The
+exception is a copy that may be the only one with messages, since Kafka lacks records that the local index does not
+cover: while shared storage does not answer, the partition waits for it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +32,6 @@ import structlog
 from bridge.remote.objects import CALL_S, PART_BYTES, Objects, RemoteTrouble, RemoteUnavailable
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, prefix_of
 from bridge.stores.names import SourceName
-from bridge.telemetry.heartbeats import LOOK_S, Heartbeats
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
@@ -49,6 +50,8 @@ RECORD_BYTES: Final = 1 << 10
 FREE_BYTES_MIN: Final = 64 << 20
 """The room that an adoption leaves to others."""
 WAIT_S: Final = 0.05
+RETRY_S: Final = 5.0
+"""The pause of a partition that waits for shared storage."""
 TRY_AGAIN_S: Final = 600.0
 """The pause after an attempt for a partition, which may come again to this process."""
 
@@ -72,8 +75,11 @@ class Candidate:
             return True
         offset, kept = self._coverage(self.found)
         held = offset if offset is not None else kept or 0
-        is_alone = recovery.holds_rows(self.found) and (local.kept is not None or state.gone_below > 0)
-        return state.manifest[1] > held and not (is_alone and held >= state.gone_below)
+        holds_lost = recovery.holds_rows(self.found) and (local.kept is not None or state.gone_below > 0)
+        is_alone = holds_lost and held >= state.gone_below
+        if not state.gone_below:  # the owner of the copy has noted no such rows, so the copy lacks those of this index
+            is_alone |= recovery.may_hold_rows_below(self.found, state.progress().position, self.log_start)
+        return state.manifest[1] > held and not is_alone
 
     def saves_time(self, index: RemoteIndex) -> bool:
         """Whether its fetch costs less than the records that the local index lacks, or nothing else has the rows."""
@@ -81,6 +87,11 @@ class Candidate:
         if offset is None or max(self.log_start, self.state.gone_below) > offset:
             return True
         return index.size <= RECORD_BYTES * ((index.checkpoint.offset or 0) - offset)
+
+    def may_be_the_last(self) -> bool:
+        """Whether Kafka lacks records that the local index does not cover: only the copy may have their messages."""
+        offset, _ = self._coverage(self.found)
+        return offset is None and self.log_start > self.state.first_offset
 
     def must_be_better(self, index: RemoteIndex) -> None:
         """Raises RemoteTrouble for an index that the opening would not trust."""
@@ -191,17 +202,19 @@ class _Fetch:
 class Adoption:
     """Adopts the indexes of partitions, one after the other, on a thread. Any thread may call."""
 
-    def __init__(self, objects: Objects, group_id: str, clock: Clock, metrics: Metrics, hearts: Heartbeats) -> None:
+    def __init__(self, objects: Objects, group_id: str, clock: Clock, metrics: Metrics) -> None:
         self._objects = objects
         self._group_id = group_id
         self._clock = clock
         self._metrics = metrics
-        self._hearts = hearts
         self._tried: dict[SourceName, tuple[str, float]] = {}
         """By partition, the manifest that was tried last, and when."""
         self._lock = threading.Lock()
         self._waiting: dict[SourceName, Candidate] = {}
         """The one under way, and those behind it; at most one for each partition."""
+        self._gone: frozenset[SourceName] = frozenset()
+        """Other instances have them now."""
+        self._told_s = float("-inf")
         self._on_end: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -228,12 +241,23 @@ class Adoption:
     def begin(self, wanted: Mapping[SourceName, Candidate], on_end: Callable[[], None] = lambda: None) -> None:
         """`on_end` is called after each partition, on that thread."""
         with self._lock:
-            self._waiting |= wanted
             self._on_end = on_end
+            self._gone -= wanted.keys()
             if self._thread is None and wanted:
                 self._stop = threading.Event()
-                self._thread = threading.Thread(target=self._run, args=(self._stop,), name="adoption", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, args=(self._stop,), name="adoption", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no room for a thread
+                    self._give_up(wanted, str(error))
+                    return
+                self._thread = thread
+            self._waiting |= dict(sorted(wanted.items()))
+
+    def keep(self, names: Collection[SourceName]) -> None:
+        """Fetch no other indexes than those of these partitions: others are not this instance's any more."""
+        with self._lock:
+            self._gone = frozenset(self._waiting.keys() - names)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the adoptions. Returns whether they have ended."""
@@ -248,28 +272,40 @@ class Adoption:
         return self.wait(timeout_s)
 
     def _run(self, stop: threading.Event) -> None:
-        with self._hearts.watching("adoption", LOOK_S) as beat:
-            while (following := self._next(stop)) is not None:
-                name, candidate = following
-                self._adopt(name, candidate, stop, beat)
-                with self._lock:
-                    self._waiting.pop(name, None)
-                if not stop.is_set():
-                    self._on_end()
+        told: set[SourceName] = set()
+        while (following := self._next(stop)) is not None:
+            name, candidate = following
+            if name not in told:
+                told.add(name)
+                log.info("index-fetched", topic=name[0], partition=name[1])
+            if not self._adopt(name, candidate, stop):
+                self._pause(stop)
+                continue
+            with self._lock:
+                self._waiting.pop(name, None)
+                self._gone &= self._waiting.keys()
+            told.discard(name)
+            if not stop.is_set():
+                self._on_end()
 
     def _next(self, stop: threading.Event) -> tuple[SourceName, Candidate] | None:
         with self._lock:
             if self._waiting and not stop.is_set():
-                return min(self._waiting.items(), key=lambda each: each[0])
+                return next(iter(self._waiting.items()))
             self._waiting = {}
             self._thread = None
             return None
 
-    def _adopt(self, name: SourceName, candidate: Candidate, stop: threading.Event, beat: Callable[[], None]) -> None:
+    def _pause(self, stop: threading.Event) -> None:
+        for _ in range(int(RETRY_S / WAIT_S)):
+            if stop.wait(WAIT_S) or self._gone:
+                return
+
+    def _adopt(self, name: SourceName, candidate: Candidate, stop: threading.Event) -> bool:
+        """Returns whether it is over; False: it is tried again."""
         manifest = candidate.state.manifest
-        if manifest is None:
-            return
-        log.info("index-fetched", topic=name[0], partition=name[1], manifest=manifest[0])
+        if manifest is None or name in self._gone:
+            return True
         prefix = prefix_of(self._group_id, candidate.found.identity)
         fetch = _Fetch(self._objects, prefix, candidate, self._clock, self._clock.monotonic_s())
         thread = threading.Thread(target=fetch.run, name=f"adoption-{name[0]}-{name[1]}", daemon=True)
@@ -277,25 +313,45 @@ class Adoption:
             thread.start()
         except RuntimeError as error:  # no room for a thread
             fetch.outcome = str(error)
-        while thread.is_alive() and not stop.is_set() and not fetch.is_late(by_s=CALL_S):
+        while thread.is_alive() and not (stop.is_set() or name in self._gone or fetch.is_late(by_s=CALL_S)):
             thread.join(WAIT_S)
-            beat()
         fetch.give_up()
         seconds = self._clock.monotonic_s() - fetch.began_s
         if fetch.outcome:
-            self._give_up({name: candidate}, fetch.outcome)
-            if fetch.is_unavailable:  # each of the others would wait as long
-                with self._lock:
-                    others = {other: each for other, each in self._waiting.items() if other != name}
-                    self._waiting = {name: candidate}
-                self._give_up(others, "as for another partition")
-            return
+            if stop.is_set() or name in self._gone:
+                return True  # it does not count: the next pipeline, or the next owner, begins it again
+            return self._has_failed(name, candidate, fetch)
         self._tried[name] = manifest[0], self._clock.monotonic_s()
         if not fetch.is_needed:
             log.info("index-not-needed", topic=name[0], partition=name[1], manifest=manifest[0])
-            return
+            return True
         self._metrics.adoption.observe(seconds)
         log.info("index-adopted", topic=name[0], partition=name[1], manifest=manifest[0], seconds=round(seconds, 1))
+        return True
+
+    def _has_failed(self, name: SourceName, candidate: Candidate, fetch: _Fetch) -> bool:
+        """Returns whether the partition does without the copy. Without shared storage all do that, or wait."""
+        if not fetch.is_unavailable:
+            self._give_up({name: candidate}, fetch.outcome)
+            return True
+        with self._lock:
+            others = {other: each for other, each in self._waiting.items() if other not in {name, *self._gone}}
+            waiting = {other: each for other, each in others.items() if each.may_be_the_last()}
+            self._waiting = waiting | {name: candidate}  # the next attempt is another one's
+            given_up = {other: each for other, each in others.items() if other not in waiting}
+        self._give_up(given_up, "as for another partition")
+        if not candidate.may_be_the_last():
+            self._give_up({name: candidate}, fetch.outcome)
+            return True
+        now_s = self._clock.monotonic_s()
+        if now_s - self._told_s >= TRY_AGAIN_S:
+            self._told_s = now_s
+            log.error(
+                "index-awaited", topic=name[0], partition=name[1], partitions=len(waiting) + 1, reason=fetch.outcome,
+                hint="Kafka has deleted records, so only the copy may have their messages. Without store.remote the"
+                " partition is read from Kafka.",
+            )  # fmt: skip
+        return False
 
     def _give_up(self, candidates: Mapping[SourceName, Candidate], reason: str) -> None:
         for name, candidate in candidates.items():

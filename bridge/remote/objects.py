@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import obstore
+from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, from_url
 
 from bridge.errors import ConfigurationError
@@ -30,6 +31,11 @@ CALL_S: Final = (RETRIES + 1) * REQUEST_S + 10.0
 SMALL_BYTES_MAX: Final = 16 << 20
 _REASON_CHARS_MAX: Final = 300
 _SECRET: Final = re.compile(r"(AWS|AZURE|GOOGLE)_\w*(KEY|TOKEN|SECRET|PASSWORD|SAS)\w*")
+
+_UNFINISHED: Final = "#"
+"""In a mounted directory, a file has its name, this and a number until it is whole. Names of objects do not have it."""
+_USER: Final = re.compile(r"://[^\s/]*@")
+"""The user and the password of an address."""
 
 
 class RemoteTrouble(Exception):
@@ -94,7 +100,7 @@ class Objects:
     def put_file(self, key: str, file: IO[bytes], step: Callable[[bytes], None]) -> None:
         """Write the rest of an open file; `step` gets each piece before it is sent."""
         with self._call("write", key):
-            piece = file.read(PART_BYTES)
+            piece = _piece_of(file)
             step(piece)
             if len(piece) < PART_BYTES:
                 obstore.put(self._store, key, piece, use_multipart=False)
@@ -102,7 +108,7 @@ class Objects:
             with obstore.open_writer(self._store, key, buffer_size=PART_BYTES, max_concurrency=1) as writer:
                 while piece:
                     writer.write(piece)
-                    piece = file.read(PART_BYTES)
+                    piece = _piece_of(file)
                     step(piece)
 
     def get(self, key: str) -> bytes:
@@ -118,8 +124,11 @@ class Objects:
             return bytes(obstore.get_range(self._store, key, start=start, length=length))
 
     def keys(self, prefix: str, step: Callable[[], None]) -> Iterator[str]:
-        """The keys below a prefix, perhaps an old list; `step` is called for each page."""
+        """The keys below a prefix, perhaps an old list; `step` is called for each page. Of a mounted directory, also
+        the unfinished files that a killed process has left."""
         with self._call("list", prefix):
+            if self._path is not None:
+                yield from (prefix + path.name for path in (self._path / prefix).glob(f"*{_UNFINISHED}*"))
             for page in obstore.list(self._store, prefix=prefix, chunk_size=1_000):
                 step()
                 yield from (each["path"] for each in page)
@@ -136,6 +145,9 @@ class Objects:
         """An object that is gone is no error."""
         try:
             with self._call("delete", key):
+                if self._path is not None and _UNFINISHED in key:
+                    (self._path / key).unlink()
+                    return
                 obstore.delete(self._store, key)
         except Missing:
             pass
@@ -151,8 +163,17 @@ class Objects:
         except FileNotFoundError as error:
             raise Missing(f"{key} does not exist") from error
         except Exception as error:
+            if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+                self.__dict__.pop("_store", None)  # the next call asks for credentials anew
             raise RemoteUnavailable(f"cannot {what} {key}: {self._reason(error)}") from error
 
     def _reason(self, error: Exception) -> str:
-        text = " ".join(str(error).split())
+        text = _USER.sub("://", " ".join(str(error).split()))
         return f"{type(error).__name__}: {self._redact(text)[:_REASON_CHARS_MAX]}"
+
+
+def _piece_of(file: IO[bytes]) -> bytes:
+    try:
+        return file.read(PART_BYTES)
+    except OSError as error:  # of the local disk: shared storage may work
+        raise RemoteTrouble(f"cannot read {file.name}: {error}") from error

@@ -10,12 +10,11 @@ from bridge.errors import BridgeError
 from bridge.kafka.membership import Ownership
 from bridge.remote.adoption import Adoption, Candidate
 from bridge.remote.objects import Objects
-from bridge.remote.uploads import BEAT_S, Uploads
+from bridge.remote.uploads import Uploads
 from bridge.settings.model import Settings
 from bridge.start.first_commits import StartPlan
 from bridge.stores.names import SourceName
 from bridge.stores.stores import Stores
-from bridge.telemetry.heartbeats import Heartbeats
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import Manifest
 from timerstore.clock import Clock
@@ -30,15 +29,14 @@ STOP_S_MAX: Final = 2.0
 class Remote:
     """See the module. `adoption` and `adopt` are the main thread's."""
 
-    def __init__(self, uri: str, settings: Settings, clock: Clock, metrics: Metrics, hearts: Heartbeats) -> None:
+    def __init__(self, uri: str, settings: Settings, clock: Clock, metrics: Metrics) -> None:
         """Raises ConfigurationError for a URI without a store."""
         self._objects = Objects(uri)
         self._group_id = settings.group_id
         self._interval_s = settings.store.flush_interval / 1_000
         self._clock = clock
         self._metrics = metrics
-        self._hearts = hearts
-        self.adoption = Adoption(self._objects, settings.group_id, clock, metrics, hearts)
+        self.adoption = Adoption(self._objects, settings.group_id, clock, metrics)
 
     def adopt(
         self, indexes: Mapping[SourceName, Found], plan: StartPlan, on_end: Callable[[], None] = lambda: None
@@ -77,7 +75,6 @@ class Remote:
             self._objects, self._group_id, stores=lambda: store.by_name, announce=announce,
             committed=dispatcher.manifest_of, read_committed=ownership.read_committed_states,
             interval_s=self._interval_s, clock=self._clock, metrics=self._metrics, on_fatal=on_fatal,
-            beat=self._hearts.watch("uploads", BEAT_S),
         )  # fmt: skip
         uploads.start()
         return uploads
@@ -86,5 +83,4 @@ class Remote:
         """Stop the uploads, and any adoption. Returns whether no adoption changes the directory any more."""
         if uploads is not None:
             uploads.stop(min(timeout_s, STOP_S_MAX))
-            self._hearts.forget("uploads")
         return self.adoption.stop(timeout_s)

@@ -22,7 +22,7 @@ from timerstore.disk.checkpoint import Checkpoint, Identity, NamedFile
 
 _FILE: Final = re.compile(r"segment-\d{10}\.parquet|cancels-\d{10}\.tombstones")
 _KEY: Final = re.compile(r"[0-9a-f]{16}-[a-z0-9.-]+")
-_DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
+_DAMAGE: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 Stored = tuple[str, str]
 """The name of an object below the partition's prefix, and the digest of its content."""

@@ -10,16 +10,20 @@ Steps, each with the cost of a crash right after it:
 
 An object is garbage if two lists, `GRACE_S` apart, have it, and neither the manifest that Kafka names after the second
 one nor this thread's next one does. So no clock of the store counts, and another owner's work is not deleted. The same
-lists find objects that are gone: they are uploaded again.
+lists find objects that are gone: they are uploaded again. That mends the one harm of an owner that has lost its
+partition and does not notice for `GRACE_S`: it may delete objects which the next owner has not named in Kafka for as
+long, but never those of a manifest that Kafka names.
 
 A file is open during its upload, so its removal does no harm. If a file is gone before, the present checkpoint names
 other ones. Errors end nothing, not even unexpected ones: delivery does not need a copy, so the thread tries again after
-a pause.
+a pause. Nor has it a heartbeat: a mount may hang for ever, and a new process would hang likewise. The age of the copy
+shows that.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,7 +35,6 @@ from bridge.ingest.watch.guarded import guarded
 from bridge.remote.objects import CALL_S, Objects, RemoteTrouble, RemoteUnavailable, Stopped
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, files_of, manifest_key, new_name, prefix_of
 from bridge.stores.names import SourceName
-from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState, Manifest
 from timerstore.clock import Clock
@@ -43,7 +46,6 @@ GRACE_S: Final = 900.0
 PAUSE_S: Final = (1.0, 300.0)
 """The first and the longest pause after an error."""
 TELL_S: Final = 600.0
-BEAT_S: Final = 2 * CALL_S
 
 log = structlog.get_logger("bridge.remote.uploads")
 
@@ -80,7 +82,6 @@ class Uploads:
         clock: Clock,
         metrics: Metrics,
         on_fatal: Callable[[BridgeError], None],
-        beat: Beat = unwatched,
     ) -> None:
         """`interval_s` is the shortest time between two manifests of a partition."""
         self._objects = objects
@@ -93,8 +94,8 @@ class Uploads:
         self._clock = clock
         self._metrics = metrics
         self._on_fatal = on_fatal
-        self._beat = beat
         self._partitions: dict[SourceName, _Partition] = {}
+        self._failed: SourceName = "", 0
         self._pause_s = 0.0
         self._not_before_s = float("-inf")
         self._told_s = float("-inf")
@@ -124,7 +125,6 @@ class Uploads:
 
     def _work(self) -> None:
         while not self._stop.wait(ROUND_S):
-            self._beat(BEAT_S)
             try:
                 self.go_round()
             except Stopped:
@@ -141,11 +141,11 @@ class Uploads:
         if now_s < self._not_before_s:
             return
         trouble: RemoteTrouble | None = None
-        for name, partition in self._partitions.items():
+        for name, partition in self._in_turn():
             try:
                 self._serve(name, partition)
             except RemoteTrouble as error:
-                trouble = error
+                trouble, self._failed = error, name
                 self._tell(name, error)
                 if isinstance(error, RemoteUnavailable):
                     break  # each of the others would wait as long
@@ -161,6 +161,12 @@ class Uploads:
         elif self._pause_s:
             self._pause_s, self._told_s = 0.0, float("-inf")
             log.info("remote-works-again")
+
+    def _in_turn(self) -> list[tuple[SourceName, _Partition]]:
+        """All partitions, from the one behind the last failure on: none keeps the others from their turn."""
+        names = sorted(self._partitions)
+        start = bisect_right(names, self._failed)
+        return [(name, self._partitions[name]) for name in (*names[start:], *names[:start])]
 
     def _note_behind(self, now_s: float) -> None:
         for name, each in list(self._partitions.items()):
@@ -215,7 +221,7 @@ class Uploads:
         return prefix_of(self._group_id, partition.store.state.identity)
 
     def _send(self, name: SourceName, partition: _Partition, checkpoint: Checkpoint, offset: int) -> None:
-        known = partition.objects or {}
+        known = {} if partition.objects is None else partition.objects
         objects: dict[NamedFile, Stored] = {}
         for file in files_of(checkpoint):
             stored = known.get(file) or self._upload(partition, file)
@@ -254,7 +260,6 @@ class Uploads:
 
     def _step(self) -> None:
         """Between two requests."""
-        self._beat(BEAT_S)
         if self._stop.is_set():
             raise Stopped
 

@@ -302,7 +302,7 @@ class Application:
             on_plan=wiring.plan_reader(self._pauses, planner),
             identity=self._identity,
             beat=self._beat,
-            remote=wiring.make_remote(settings, self._clock, self._metrics, self._hearts),
+            remote=wiring.make_remote(settings, self._clock, self._metrics),
         )
         self._resuming = wiring.make_resuming(context, self._pauses, commands, lambda: self._pipeline)
         return context
@@ -356,6 +356,8 @@ class Application:
         self._beat(START_S)
         member = context.ownership.membership()
         owned = self._identity.without(member.partitions)
+        if context.remote is not None:
+            context.remote.adoption.keep(owned)
         if self._pipeline is not None:
             self._metrics.rebalances.inc()
             if not anew and owned and self._pipeline.follow(owned, member):

@@ -197,13 +197,13 @@ def make_doubts(settings: Settings, cluster: Cluster, clock: Clock, metrics: Met
     )
 
 
-def make_remote(settings: Settings, clock: Clock, metrics: Metrics, hearts: Heartbeats) -> Remote | None:
+def make_remote(settings: Settings, clock: Clock, metrics: Metrics) -> Remote | None:
     """The index on shared storage, if configured. Its client takes a while to load. Raises ConfigurationError."""
     if settings.store.remote is None:
         return None
     from bridge.remote.remote import Remote
 
-    return Remote(settings.store.remote, settings, clock, metrics, hearts)
+    return Remote(settings.store.remote, settings, clock, metrics)
 
 
 def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> CommandSender:

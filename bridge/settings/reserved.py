@@ -37,8 +37,8 @@ SPARK_OWNED: Final[Mapping[str, str]] = {
 SPARK_PORTS: Final = ("spark.driver.port", "spark.driver.blockManager.port")
 """Ports of Spark's in this process, which executors connect to."""
 
-REMOTE_URI: Final = r"^(s3://[^/?#@ ]+(/[^?#@ ]*)?|(gs|az|abfss?)://[^?# ]+|file:///[^?#]+)$"
-"""Addresses of shared storage, without credentials or options."""
+REMOTE_URI: Final = r"^(((s3|gs|az)://|abfss?://([^/?#@: ]+@)?)[^/?#@: ]+(/[^?#@ ]*)?|file:///[^?#]+)$"
+"""Addresses of shared storage, without credentials or options; abfs has CONTAINER@ACCOUNT."""
 
 
 def refuse_equal_ports(http: HttpSettings, spark: SparkSettings) -> None:

@@ -258,9 +258,9 @@ class CommittedState:
         chars = len(self.metadata()) + _STEP_CHARS_MAX
         return len(self.frozen) < STEPS_MAX and chars <= METADATA_CHARS_MAX - SPARE_CHARS
 
-    def has_room_for_manifest(self) -> bool:
-        """Whether the metadata has the manifest, the first part that is left out."""
-        return len(self._text(self.pauses)) <= METADATA_CHARS_MAX
+    def written_manifest(self) -> Manifest | None:
+        """The manifest as the metadata has it: it is the first part that is left out."""
+        return self.manifest if len(self._text(self.pauses)) <= METADATA_CHARS_MAX else None
 
     def metadata(self) -> str:
         """The text for Kafka; the module docstring names the optional parts. Raises StateError if it is too long."""

@@ -127,6 +127,13 @@ def read(path: Path, identity: Identity, expected: NamedFile | None = None) -> S
         return _from_footer(path, NamedFile(name=path.name, bytes=size, crc=crc), footer)
 
 
+def read_span(path: Path) -> tuple[int, Position]:
+    """The smallest offset and the last position of a segment, from its footer. Raises Corrupt, DiskFailure."""
+    with files.reading(path, pa.ArrowException):
+        footer = _read_footer(path)
+        return footer["offsets"][0], Position(*footer["last"])
+
+
 def read_counts(segment: Segment) -> Iterator[Tally]:
     """A histogram of all its rows by slot, with counts by target, from the footer, in pieces of bounded size. Raises
     Corrupt, DiskFailure."""

@@ -60,7 +60,7 @@ from timerstore.operations.by_origin import covered_in
 from timerstore.operations.state import StoreState
 from timerstore.rows.cuts import Cuts, unseen_cut
 from timerstore.rows.entry import payload_of
-from timerstore.rows.position import ORIGIN, Progress
+from timerstore.rows.position import ORIGIN, Position, Progress
 
 CUT: Final = "the log was cut below the end of the index: it is rebuilt from Kafka"
 MOVED_BACK: Final = "the committed state lies before the index: it is rebuilt from Kafka"
@@ -96,6 +96,21 @@ def find(directory: Path, identity: Identity, now_ms: int) -> Found:
 def holds_rows(found: Found) -> bool:
     """Whether the checkpoint names segments."""
     return found.checkpoint is not None and bool(found.checkpoint.segments)
+
+
+def may_hold_rows_below(found: Found, position: Position, bound: int) -> bool:
+    """Whether segments may have rows below an offset, above a position. It may be wrongly true. A damaged footer counts
+    as none: no start can read its rows."""
+    for named in () if found.checkpoint is None or not bound else found.checkpoint.segments:
+        try:
+            begin, last = segment.read_span(found.directory / named.name)
+        except Corrupt:
+            continue
+        except DiskFailure:
+            return True
+        if begin < bound and last > position:
+            return True
+    return False
 
 
 def give_up(found: Found, now_ms: int) -> Found:

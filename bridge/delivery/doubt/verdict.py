@@ -19,7 +19,8 @@ def was_committed(
     partitions, it held others before. Raises StateError if it holds neither."""
     committed = {name for name, state in after.items() if state.is_written_as(found[name])}
     unchanged = {name for name in after if name in wrong or before[name].is_written_as(found[name])}
-    if committed == after.keys():
+    is_same = committed == unchanged == after.keys()  # but perhaps for manifests
+    if committed == after.keys() and not (is_same and _lacks_manifest(after, found)):
         return True
     if unchanged == after.keys():
         return False
@@ -29,3 +30,9 @@ def was_committed(
         partitions=sorted(after.keys() - committed - unchanged),
         code="DB-4010",
     )
+
+
+def _lacks_manifest(
+    after: Mapping[SourceName, CommittedState], found: Mapping[SourceName, CommittedState | None]
+) -> bool:
+    return any((state := found[name]) and each.written_manifest() != state.manifest for name, each in after.items())

@@ -12,7 +12,6 @@ from bridge.remote.adoption import Adoption, Candidate
 from bridge.remote.objects import Objects, RemoteUnavailable
 from bridge.remote.uploads import Uploads
 from bridge.stores.names import SourceName
-from bridge.telemetry.heartbeats import Heartbeats
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState, Manifest, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
@@ -85,7 +84,7 @@ class Instance:
 
     def begin(self) -> None:
         """A new process."""
-        self.adoption = Adoption(self.objects, "group", self.clock, self.metrics, Heartbeats(self.clock))
+        self.adoption = Adoption(self.objects, "group", self.clock, self.metrics)
         self.uploads = Uploads(
             self.objects, "group", stores=lambda: self.rig.stores.by_name, announce=self._announce,
             committed=self.kafka.get, read_committed=lambda names, _: {name: self.state(name) for name in names},

@@ -19,44 +19,13 @@ from structlog.testing import capture_logs
 from bridge.remote import adoption as adoption_module
 from bridge.remote.objects import Objects, RemoteTrouble
 from bridge.remote.remote_index import prefix_of
-from bridge.stores.names import SourceName
-from bridge.wire.committed_state import Manifest
 from dev.harness.waiting import wait_until
-from tests.unit.bridge.remote.rig import Crash, FaultyObjects, Instance, refuse
+from tests.unit.bridge.remote.rig import Crash, Instance, refuse
 from tests.unit.bridge.stores.rig import NOW_MS, ORDERS
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
 from timerstore.disk.checkpoint import Identity
 from timerstore.errors import DiskFull
-
-LATER: Final = (NOW_MS + 5_000, NOW_MS + 1_000, NOW_MS + 3_000)
-
-
-@pytest.fixture
-def objects(tmp_path: Path) -> FaultyObjects:
-    (tmp_path / "remote").mkdir()
-    return FaultyObjects(f"file://{tmp_path}/remote")
-
-
-@pytest.fixture
-def kafka() -> dict[SourceName, Manifest]:
-    return {}
-
-
-@pytest.fixture
-def one(tmp_path: Path, objects: FaultyObjects, kafka: dict[SourceName, Manifest]) -> Instance:
-    """An instance with pending messages, and a copy of its index."""
-    made = Instance(tmp_path / "one", objects, kafka)
-    made.work(*LATER, NOW_MS - 1)
-    made.upload()
-    assert ORDERS in kafka
-    return made
-
-
-@pytest.fixture
-def other(tmp_path: Path, objects: FaultyObjects, kafka: dict[SourceName, Manifest]) -> Instance:
-    """An instance without an index."""
-    return Instance(tmp_path / "other", objects, kafka)
 
 
 def logged(events: list[Any], event: str) -> list[Any]:
@@ -177,6 +146,10 @@ def flipped(data: bytes) -> bytes:
     return data[:200] + bytes([data[200] ^ 1]) + data[201:]
 
 
+def nested() -> bytes:
+    return json.dumps({"crc": zlib.crc32(b"[" * 200_000), "body": "[" * 200_000}).encode()
+
+
 FAULTS: Final[dict[str, Callable[[Instance], object]]] = {
     "no manifest": lambda one: setattr(one.objects, "fault", refuse("before get", part="manifest")),
     "no segment": lambda one: damage(one, "parquet", None),
@@ -184,6 +157,7 @@ FAULTS: Final[dict[str, Callable[[Instance], object]]] = {
     "a damaged segment": lambda one: damage(one, "parquet", flipped),
     "a short segment": lambda one: damage(one, "parquet", lambda data: data[:-1]),
     "a damaged manifest": lambda one: damage(one, "manifest", flipped),
+    "a manifest that nests deeply": lambda one: damage(one, "manifest", lambda _: nested()),
     "an empty manifest": lambda one: damage(one, "manifest", lambda _: b""),
     "another cluster": lambda one: damage(one, "manifest", of_another_cluster),
     "a name with a path": lambda one: damage(one, "manifest", with_a_path),
@@ -302,16 +276,22 @@ def test_a_local_index_is_replaced_by_a_better_one_only(
 
 
 @pytest.mark.parametrize(
-    ("record_bytes", "log_start", "adopted"),
-    [(1 << 30, 0, True), (1, 0, False), (1, 3, True)],
+    ("record_bytes", "due_ms", "log_start", "adopted"),
+    [(1 << 30, NOW_MS + 7_000, 0, True), (1, NOW_MS + 7_000, 0, False), (1, NOW_MS - 1, 3, True)],
     ids=["the records take longer", "the copy takes longer", "Kafka has lost records"],
 )
 def test_a_copy_is_fetched_only_if_it_saves_time(
-    one: Instance, other: Instance, record_bytes: int, log_start: int, adopted: bool, monkeypatch: pytest.MonkeyPatch
+    one: Instance,
+    other: Instance,
+    record_bytes: int,
+    due_ms: int,
+    log_start: int,
+    adopted: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A local index that is slightly behind goes on with the log."""
     monkeypatch.setattr(adoption_module, "RECORD_BYTES", record_bytes)
-    other.work(NOW_MS + 7_000)
+    other.work(due_ms)
     other.takes_over(one)
     other.rig.logs[ORDERS][0] = one.rig.logs[ORDERS][0]
     other.rig.log_starts[ORDERS] = log_start

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
+import obstore
 import pytest
+from obstore.exceptions import PermissionDeniedError
 
-from bridge.remote.objects import PART_BYTES, Missing, Objects, RemoteTrouble
+from bridge.remote.objects import PART_BYTES, Missing, Objects, RemoteTrouble, RemoteUnavailable
 from bridge.settings.model import Settings
+from bridge.settings.reserved import REMOTE_URI
 from dev.broker.embedded import free_ports
 from dev.harness.waiting import wait_until
 from tests.unit.bridge.remote.rig import FaultyObjects, Instance
@@ -107,9 +112,45 @@ def test_a_bucket_that_is_not_there_is_trouble_without_secrets(monkeypatch: pyte
     assert "a-secret-key" not in str(found.value)
 
 
+@pytest.mark.usefixtures("environment")
+def test_refused_credentials_are_asked_for_anew() -> None:
+    """A client keeps them until their end, and they may be withdrawn before."""
+    objects = Objects(URI)
+    objects.put("a", b"x")
+    first = objects._store
+    with (
+        mock.patch.object(obstore, "get", side_effect=PermissionDeniedError("no more")),
+        pytest.raises(RemoteUnavailable),
+    ):
+        objects.get("a")
+    assert objects.get("a") == b"x" and objects._store is not first
+
+
+def test_a_password_in_the_address_of_the_endpoint_is_in_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of the client have the whole address."""
+    for name, value in {"AWS_ENDPOINT_URL": "http://user:HUNTER2@127.0.0.1:1", "AWS_ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RemoteTrouble) as found:
+        Objects(URI).put("a", b"x")
+    assert "HUNTER2" not in str(found.value) and "user" not in str(found.value)
+
+
 @pytest.mark.parametrize(
-    "uri", ["s3://key:secret@bucket/a", "ftp://a/b", "memory:///", "/mnt/a", "s3://", "s3://b?x=1"]
+    "uri", ["s3://b", "gs://b/x/y/", "az://container/a", "abfss://c@account.dfs.core.windows.net/x"]
 )
+def test_addresses_of_object_stores_are_taken(uri: str) -> None:
+    """A container before its account is no user."""
+    assert re.match(REMOTE_URI, uri)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://key:secret@bucket/a", "ftp://a/b", "memory:///", "/mnt/a", "s3://", "s3://b?x=1",
+        "az://account:secret@container/a", "gs://user:secret@bucket/x", "gs://user:secret", "az://secret@container",
+        "abfss://user:secret@account.dfs.core.windows.net/x",
+    ],
+)  # fmt: skip
 def test_other_addresses_are_refused(uri: str) -> None:
     """With the name of the key, and before anything starts."""
     with pytest.raises(Exception, match=r"store\.remote") as found:

@@ -442,7 +442,7 @@ def test_a_manifest_is_part_of_the_state_and_left_out_first() -> None:
     assert decode_metadata(("delay", 0), 5, named.metadata()) == named
     crowded = replace(named, topic_id="t" * (METADATA_CHARS_MAX - len(named.metadata()) + 2))
     assert decode_metadata(("delay", 0), 5, crowded.metadata()) == replace(crowded, manifest=None)
-    assert named.has_room_for_manifest() and not crowded.has_room_for_manifest()
+    assert named.written_manifest() == named.manifest and crowded.written_manifest() is None
     for name in ("../../else", "", "0123456789ABCDEF"):
         with pytest.raises(StateError, match="DB-4004"):
             decode_metadata(("delay", 0), 5, named.metadata().replace("0123456789abcdef", name))

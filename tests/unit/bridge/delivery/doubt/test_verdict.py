@@ -13,10 +13,13 @@ A, B = ("delay", 0), ("delay", 1)
 
 
 class State:
-    """A committed state, by its offset."""
+    """A committed state, by its offset and its manifest."""
 
-    def __init__(self, offset: int) -> None:
-        self.offset = offset
+    def __init__(self, offset: int, manifest: str = "m") -> None:
+        self.offset, self.manifest = offset, manifest
+
+    def written_manifest(self) -> str:
+        return self.manifest
 
     def is_written_as(self, found: State | None) -> bool:
         return found is not None and found.offset == self.offset
@@ -49,3 +52,12 @@ def test_what_neither_side_has_written_is_refused(found: dict[Any, int | None], 
     """Something else commits under the bridge's id."""
     with pytest.raises(StateError, match="neither"):
         verdict(found, wrong)
+
+
+@pytest.mark.parametrize(("found", "is_made"), [("m", False), ("n", True)])
+def test_the_manifest_tells_if_nothing_else_does(found: str, is_made: bool) -> None:
+    """A quiet partition has transactions with nothing but a new manifest."""
+    before: Any = {A: State(10), B: State(20)}
+    after: Any = {A: State(10, "n"), B: State(20)}
+    held: Any = {A: State(10, found), B: State(20)}
+    assert was_committed(before, after, held) is is_made

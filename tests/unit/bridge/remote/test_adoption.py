@@ -1,0 +1,126 @@
+"""bridge.remote.adoption: which indexes are replaced, and which attempts count."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+from unittest import mock
+
+import pytest
+from structlog.testing import capture_logs
+
+from bridge.remote import adoption as adoption_module
+from bridge.remote.objects import Missing, RemoteUnavailable
+from tests.unit.bridge.remote.rig import Instance
+from tests.unit.bridge.stores.rig import NOW_MS, ORDERS
+
+WAIT_S: Final = 60.0
+
+
+def lost(what: str, key: str) -> None:
+    """A fault: no manifest is found."""
+    if what == "before get":
+        raise Missing(key)
+
+
+def test_a_local_index_with_rows_that_kafka_has_lost_is_not_replaced(
+    one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka deletes records while another instance, without the index, has the partition: its copy lacks the rows."""
+    monkeypatch.setattr(adoption_module, "RECORD_BYTES", 1 << 30)
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    one.objects.fault = lost
+    other.adopt()
+    one.objects.fault = lambda what, key: None
+    other.work(NOW_MS + 9_000)
+    other.upload()
+    assert other.kafka[ORDERS][1] == 5
+    one.takes_over(other)
+    assert not one.adopt()
+    assert {offset for _, _, offset in one.pending()} == {0, 1, 2, 4}
+
+
+def test_finished_rows_that_kafka_has_lost_keep_no_index(
+    one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance that comes back after all its rows were delivered takes the copy."""
+    monkeypatch.setattr(adoption_module, "RECORD_BYTES", 1 << 30)
+    other.takes_over(one).adopt()
+    other.pending()
+    other.work(NOW_MS + 20_000)
+    other.upload()
+    other.rig.log_starts[ORDERS] = 4
+    one.takes_over(other)
+    assert one.adopt() and one.covered() == 5
+
+
+def test_an_attempt_that_a_rebalance_ends_does_not_count(one: Instance, other: Instance) -> None:
+    """Shared storage works: the next pipeline of the process begins again, with all partitions."""
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def slow(what: str, _: str) -> None:
+        if what == "before get_part":
+            reached.set()
+            assert goes_on.wait(WAIT_S)
+
+    one.objects.fault = slow
+    candidate = other.takes_over(one).candidate()
+    many = {(ORDERS[0], partition): candidate for partition in range(8)}
+    other.adoption.begin(other.adoption.wanted(many))
+    assert reached.wait(WAIT_S)
+    assert other.adoption.stop(WAIT_S)
+    goes_on.set()
+    assert len(other.adoption.wanted(many)) == 8
+
+
+def test_a_copy_that_may_be_the_last_is_waited_for(
+    one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka has deleted records, and shared storage does not answer: the partition does not go on without them."""
+    monkeypatch.setattr(adoption_module, "RETRY_S", 0.0)
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    failures = 0
+
+    def fault(what: str, key: str) -> None:
+        nonlocal failures
+        if "before" in what and failures < 5:
+            failures += 1
+            raise RemoteUnavailable(key)
+
+    one.objects.fault = fault
+    with capture_logs() as events:
+        assert other.adopt()
+    assert [each["event"] for each in events if "index" in each["event"]] == [
+        "index-fetched",
+        "index-awaited",
+        "index-adopted",
+    ]
+    assert {offset for _, _, offset in other.pending()} == {0, 1, 2}
+
+
+def test_a_partition_that_was_lost_is_not_fetched(one: Instance, other: Instance) -> None:
+    """The newcomers behind it do not wait for it, and it may come again."""
+    reached, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(what: str, _: str) -> None:
+        if what == "before get_part":
+            reached.set()
+            assert goes_on.wait(WAIT_S)
+
+    one.objects.fault = slow
+    candidate = other.takes_over(one).candidate()
+    many = {(ORDERS[0], partition): candidate for partition in range(8)}
+    other.adoption.begin(other.adoption.wanted(many), ended.set)
+    assert reached.wait(WAIT_S)
+    other.adoption.keep([(ORDERS[0], 7)])
+    assert ended.wait(WAIT_S), "the one under way is given up"
+    goes_on.set()
+    assert other.adoption.wait(WAIT_S)
+    assert set(other.adoption.wanted(many)) == {(ORDERS[0], partition) for partition in range(7)}
+
+
+def test_without_room_for_the_first_thread_no_partition_waits(one: Instance, other: Instance) -> None:
+    """The log is read."""
+    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+        assert other.takes_over(one).adopt()
+    assert other.covered() is None and not other.adoption.under_way() and other.adoption.stop(WAIT_S)
