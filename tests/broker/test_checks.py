@@ -24,12 +24,14 @@ from bridge.kafka.releases import Release, api_versions, release_of
 from bridge.settings.model import Settings
 from bridge.start.oldest import OldestRecords
 from dev.broker.embedded import kafka_version
+from dev.harness.pace import scaled
 from timerstore.clock import SystemClock
 from timerstore.disk.checkpoint import Checkpoint, Identity, read, write
 from timerstore.errors import DiskFailure
 
 pytestmark = pytest.mark.system
 
+JAVA_S = 60
 JAR = Path(__file__)
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
@@ -433,6 +435,7 @@ def test_a_start_ends_with_the_kind_of_what_failed() -> None:
 @pytest.mark.fault("a value that one of the two Kafka clients refuses, or reads as another")
 def test_the_check_has_the_java_client_ask_the_brokers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """`check` finds a value that only librdkafka accepts; a start has no time for a JVM."""
+    monkeypatch.setattr("bridge.checks.host._JAVA_TIMEOUT_S", scaled(JAVA_S))
     found = [each for each in run_checks(bench.settings()) if each.name == "java client"]
     assert [(each.status, each.detail) for each in found][1:] == [("ok", "the brokers answer it")]
     monkeypatch.setattr("bridge.checks.host.java", lambda _: {"kafka.bootstrap.servers": "no-such-host:1"})
