@@ -13,7 +13,7 @@ Steps, each with the cost of a crash right after it:
 A local index stays if it reaches as far, if it alone may have rows that Kafka has lost, or if the rest of the log is
 read sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again. The
 exception is a copy that may be the only one with messages, since Kafka lacks records that the local index does not
-cover: while shared storage does not answer, the partition waits for it.
+cover, and their age does not explain it: while shared storage does not answer, the partition waits for it.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Candidate:
     found: Found
     state: CommittedState
     log_start: int
+    spare_ms: int | None = None
+    """See `StartPlan`."""
 
     def is_worthwhile(self) -> bool:
         """Whether the manifest that Kafka names reaches further than the local index, which may be replaced."""
@@ -89,9 +91,11 @@ class Candidate:
         return index.size <= RECORD_BYTES * ((index.checkpoint.offset or 0) - offset)
 
     def may_be_the_last(self) -> bool:
-        """Whether Kafka lacks records that the local index does not cover: only the copy may have their messages."""
+        """Whether Kafka lacks records that the local index does not cover, and their age does not explain it: only the
+        copy may have their messages."""
         offset, _ = self._coverage(self.found)
-        return offset is None and self.log_start > self.state.first_offset
+        is_explained = self.spare_ms is not None and self.spare_ms > 0 and not self.state.gone_below
+        return offset is None and self.log_start > self.state.first_offset and not is_explained
 
     def must_be_better(self, index: RemoteIndex) -> None:
         """Raises RemoteTrouble for an index that the opening would not trust."""

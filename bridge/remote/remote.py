@@ -44,7 +44,12 @@ class Remote:
         """Begin the adoption of better indexes than the local ones. Returns whether there are any."""
         wanted = self.adoption.wanted(
             {
-                name: Candidate(found=indexes[name], state=state, log_start=plan.log_starts[name])
+                name: Candidate(
+                    found=indexes[name],
+                    state=state,
+                    log_start=plan.log_starts[name],
+                    spare_ms=plan.spare_ms.get(name),
+                )
                 for name, state in plan.states.items()
             }
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Final
 from unittest import mock
 
@@ -96,6 +97,19 @@ def test_a_copy_that_may_be_the_last_is_waited_for(
         "index-adopted",
     ]
     assert {offset for _, _, offset in other.pending()} == {0, 1, 2}
+
+
+def test_a_partition_does_not_wait_if_its_retention_explains_the_deleted_records(
+    one: Instance, other: Instance
+) -> None:
+    """Messages of records of that age are finished, so it is read from Kafka."""
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    other.rig.stores.close()
+    candidate = other.candidate()
+    assert candidate.may_be_the_last() and replace(candidate, spare_ms=0).may_be_the_last()
+    explained = replace(candidate, spare_ms=1)
+    assert not explained.may_be_the_last()
+    assert replace(explained, state=replace(candidate.state, gone_below=3)).may_be_the_last()
 
 
 def test_a_partition_that_was_lost_is_not_fetched(one: Instance, other: Instance) -> None:
