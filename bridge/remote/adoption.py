@@ -13,11 +13,13 @@ Steps, each with the cost of a crash right after it:
 A local index stays if it reaches as far, if it alone may have rows that Kafka has lost, or if the rest of the log is
 read sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again. The
 exception is a copy that may be the only one with messages, since Kafka lacks records that the local index does not
-cover, and their age does not explain it: while shared storage does not answer, the partition waits for it.
+cover, and their age does not explain it: the partition waits for it while shared storage does not answer or the disk has
+no room, however slow it comes.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -78,10 +80,11 @@ class Candidate:
         offset, kept = self._coverage(self.found)
         held = offset if offset is not None else kept or 0
         holds_lost = recovery.holds_rows(self.found) and (local.kept is not None or state.gone_below > 0)
-        is_alone = holds_lost and held >= state.gone_below
-        if not state.gone_below:  # the owner of the copy has noted no such rows, so the copy lacks those of this index
-            is_alone |= recovery.may_hold_rows_below(self.found, state.progress().position, self.log_start)
-        return state.manifest[1] > held and not is_alone
+        if state.manifest[1] <= held or (holds_lost and held >= state.gone_below):
+            return False
+        # Without a note of such rows by the owner of the copy, the copy lacks those of this index.
+        is_noted, position = state.gone_below > 0, state.progress().position
+        return is_noted or not recovery.may_hold_rows_below(self.found, position, self.log_start)
 
     def saves_time(self, index: RemoteIndex) -> bool:
         """Whether its fetch costs less than the records that the local index lacks, or nothing else has the rows."""
@@ -117,13 +120,16 @@ class _Fetch:
     prefix: str
     candidate: Candidate
     clock: Clock
-    began_s: float = 0.0
+    moved_s: float = 0.0
+    """The time from which the limit counts."""
     limit_s: float = GRACE_S
     outcome: str = "shared storage does not answer, or the bridge stops"
     is_over: bool = False
     is_needed: bool = True
     is_unavailable: bool = True
     """Whether the reason concerns other partitions, too."""
+    is_hopeless: bool = False
+    """Whether there is no such index."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     temporaries: dict[Path, Path] = field(default_factory=dict)
 
@@ -133,7 +139,9 @@ class _Fetch:
             self.is_unavailable = False
         except RemoteUnavailable as error:
             self.outcome = str(error)
-        except (RemoteTrouble, TimerStoreError, OSError) as error:
+        except RemoteTrouble as error:
+            self.outcome, self.is_unavailable, self.is_hopeless = str(error), False, True
+        except (TimerStoreError, OSError) as error:
             self.outcome, self.is_unavailable = str(error) or type(error).__name__, False
         except Exception as error:  # noqa: BLE001 - the partition is read from Kafka
             self.outcome, self.is_unavailable = repr(error), False
@@ -143,7 +151,7 @@ class _Fetch:
                     path.unlink()
 
     def is_late(self, by_s: float = 0.0) -> bool:
-        return self.clock.monotonic_s() - self.began_s > self.limit_s + by_s
+        return self.clock.monotonic_s() - self.moved_s > self.limit_s + by_s
 
     def give_up(self) -> None:
         """From now on it changes nothing in the directory but its temporary files."""
@@ -152,7 +160,7 @@ class _Fetch:
 
     def _step(self) -> None:
         if self.is_over:
-            raise RemoteTrouble("the bridge stops")
+            raise RemoteUnavailable("it is late, or the bridge stops")
         if self.is_late():
             raise RemoteUnavailable(f"it takes more than {self.limit_s:.0f} s")
 
@@ -168,7 +176,7 @@ class _Fetch:
             self.outcome, self.is_needed = "", False
             return
         if shutil.disk_usage(directory).free < size + FREE_BYTES_MIN:
-            raise RemoteTrouble(f"the disk has no room for {size} bytes")
+            raise OSError(errno.ENOSPC, f"the disk has no room for {size} bytes")
         self.limit_s += size / BYTES_PER_S_MIN
         for file, stored in index.objects.items():
             path = directory / file.name
@@ -189,6 +197,8 @@ class _Fetch:
                 piece = self.objects.get_part(self.prefix + key, start, min(PART_BYTES, file.bytes - start))
                 found.update(piece)
                 opened.write(piece)
+                if self.candidate.may_be_the_last():
+                    self.moved_s = self.clock.monotonic_s()
             opened.flush()
             os.fsync(opened.fileno())
         if found.hexdigest() != digest:
@@ -311,7 +321,8 @@ class Adoption:
         if manifest is None or name in self._gone:
             return True
         prefix = prefix_of(self._group_id, candidate.found.identity)
-        fetch = _Fetch(self._objects, prefix, candidate, self._clock, self._clock.monotonic_s())
+        began_s = self._clock.monotonic_s()
+        fetch = _Fetch(self._objects, prefix, candidate, self._clock, began_s)
         thread = threading.Thread(target=fetch.run, name=f"adoption-{name[0]}-{name[1]}", daemon=True)
         try:
             thread.start()
@@ -320,7 +331,7 @@ class Adoption:
         while thread.is_alive() and not (stop.is_set() or name in self._gone or fetch.is_late(by_s=CALL_S)):
             thread.join(WAIT_S)
         fetch.give_up()
-        seconds = self._clock.monotonic_s() - fetch.began_s
+        seconds = self._clock.monotonic_s() - began_s
         if fetch.outcome:
             if stop.is_set() or name in self._gone:
                 return True  # it does not count: the next pipeline, or the next owner, begins it again
@@ -335,16 +346,14 @@ class Adoption:
 
     def _has_failed(self, name: SourceName, candidate: Candidate, fetch: _Fetch) -> bool:
         """Returns whether the partition does without the copy. Without shared storage all do that, or wait."""
-        if not fetch.is_unavailable:
-            self._give_up({name: candidate}, fetch.outcome)
-            return True
         with self._lock:
             others = {other: each for other, each in self._waiting.items() if other not in {name, *self._gone}}
             waiting = {other: each for other, each in others.items() if each.may_be_the_last()}
-            self._waiting = waiting | {name: candidate}  # the next attempt is another one's
-            given_up = {other: each for other, each in others.items() if other not in waiting}
+            given_up = {other: each for other, each in others.items() if fetch.is_unavailable and other not in waiting}
+            # The next attempt is another one's.
+            self._waiting = {other: each for other, each in others.items() if other not in given_up} | {name: candidate}
         self._give_up(given_up, "as for another partition")
-        if not candidate.may_be_the_last():
+        if fetch.is_hopeless or not candidate.may_be_the_last():
             self._give_up({name: candidate}, fetch.outcome)
             return True
         now_s = self._clock.monotonic_s()

@@ -1,4 +1,4 @@
-"""The objects of store.remote. Each call is bounded in time and in memory.
+"""The objects of store.remote. Each call is bounded in memory, and in time but for a mounted directory that hangs.
 
 Credentials come from the environment, as cloud SDKs find them; no reason of an error has their values.
 """

@@ -114,7 +114,7 @@ def test_shared_storage_can_be_left_and_used_again(broker: Broker, topics: Topic
 
 @pytest.mark.fault("a lost disk, after Kafka has deleted records of pending messages")
 def test_messages_that_the_copy_alone_has(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """A start without both the index and its copy is refused; with the copy alone, the messages are delivered."""
+    """A start without the index and its copy is refused; while shared storage is away, it waits for the copy."""
     remote = tmp_path / "remote"
     remote.mkdir()
     delay, target = topics.delay(config={"retention.ms": "100000"}), topics.create("orders")
@@ -133,12 +133,15 @@ def test_messages_that_the_copy_alone_has(broker: Broker, topics: Topics, tmp_pa
         bridge.kill()
         shutil.rmtree(bridge.data)
         kept = remote.rename(tmp_path / "kept")
+        remote.mkdir()
         bridge.launch()
         assert bridge.wait_end(60) == StateError.exit_code and "DB-4012" in bridge.last_words()
         assert len(bridge.events("index-not-adopted")) == 1
         shutil.rmtree(bridge.data)
+        shutil.rmtree(remote)
+        bridge.launch()
+        wait_until(lambda: bool(bridge.events("index-awaited")), COMMITTED_S_MAX, bridge.tail)
         kept.rename(remote)
-        bridge.start()
         with TopicReader(broker.bootstrap, [target]) as reader:
             [arrived] = reader.wait_for(1, DELIVERED_S_MAX)
         assert arrived.header("delay-origin") == f"{delay}/0/{sent.offset}".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from typing import Final
@@ -138,3 +139,27 @@ def test_without_room_for_the_first_thread_no_partition_waits(one: Instance, oth
     with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
         assert other.takes_over(one).adopt()
     assert other.covered() is None and not other.adoption.under_way() and other.adoption.stop(WAIT_S)
+
+
+def test_the_last_copy_may_be_slow(one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time counts from the last part: a poorer index would take its place."""
+    monkeypatch.setattr(adoption_module, "PART_BYTES", 500)
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    one.objects.fault = lambda what, _: other.clock.advance(20_000) if what == "before get_part" else None
+    assert other.adopt() and other.covered() == 4
+    assert one.objects.count("get_part") > 3
+
+
+def test_the_last_copy_waits_for_room_on_the_disk(
+    one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it waits for shared storage."""
+    monkeypatch.setattr(adoption_module, "RETRY_S", 0.0)
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    usage = shutil.disk_usage(other.directory)
+    looks = [usage._replace(free=0)] * 2 + [usage]
+    with mock.patch("shutil.disk_usage", side_effect=looks), capture_logs() as events:
+        assert other.adopt() and other.covered() == 4
+    assert [each["event"] for each in events if "index" in each["event"]] == [
+        "index-fetched", "index-awaited", "index-adopted"
+    ]  # fmt: skip
