@@ -13,8 +13,8 @@ Steps, each with the cost of a crash right after it:
 A local index stays if it reaches as far, if it alone may have rows that Kafka has lost, or if the rest of the log is
 read sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again. The
 exception is a copy that may be the only one with messages, since Kafka lacks records that the local index does not
-cover, and their age does not explain it: the partition waits for it while shared storage does not answer or the disk has
-no room, however slow it comes.
+cover, and their age does not explain it: the partition waits for it while shared storage does not answer or the disk
+has no room, however slow it comes.
 """
 
 from __future__ import annotations
