@@ -15,7 +15,8 @@ Steps, each with the cost of a crash right after it:
        counts.
     3. Merged files of tombstones are removed. No cost: the next start removes them.
 
-Memory has one row group and `Limits.tombstone_rows` tombstones.
+Memory has one row group, about `Limits.tombstone_rows` tombstones, and 8 bytes for each timer that is too large for a
+copy.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Rebuild:
         self._store = store
         self._now_ms = now_ms
         self._offset = store.committed.offset
-        self._uncopyable: set[int] = set()
+        self._uncopyable: list[Int64s] = []
+        """The offsets of originals that are too large for a copy."""
         self._segments: list[Segment] = []
         self._cancels: list[Path] = []
         """The new files of tombstones."""
@@ -97,7 +99,8 @@ class Rebuild:
             return
         is_fixed = payload.column("kind").to_numpy() == Kind.TIMER
         is_fixed &= payload.column("rolls").to_numpy() == UNCOPYABLE
-        self._uncopyable.update(fresh.offset[is_fixed].tolist())
+        if is_fixed.any():
+            self._uncopyable.append(fresh.offset[is_fixed])
         with state.lock:
             known = state.cancels.known([each.ids for each in state.timerlog if each.ids is not None])
         judged = state.cancels.judge(
@@ -169,8 +172,8 @@ class Rebuild:
 
     def _fixed(self, origins: Int64s) -> Int64s:
         """The originals among these that are too large for a copy."""
-        here = [origin for origin in origins.tolist() if origin in self._uncopyable]
-        return np.concatenate([uncopyable_of(self._state, origins), np.array(here, np.int64)])
+        here = [origins[np.isin(origins, part)] for part in self._uncopyable]
+        return np.concatenate([uncopyable_of(self._state, origins), *here])
 
     def _store_tombstones(self) -> None:
         state, live = self._state, self._state.cancels.tombstones

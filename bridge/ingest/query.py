@@ -34,7 +34,7 @@ BATCH: Final = "30 minutes"
 """Duration of a batch in real-time mode: its end plans anew, which takes half a second."""
 REASON_CHARS_MAX: Final = 200
 RANGE_RECORDS: Final = 200_000
-"""Offsets of a task of a batch job. A lost task costs its range, and each one compiles and connects anew."""
+"""Offsets of a task of a batch job: small enough for many tasks, and each one compiles and connects anew."""
 
 
 class SparkQuery:

@@ -42,7 +42,7 @@ from bridge.spark.errors import named_failure
 from bridge.start.facts import facts_of
 from bridge.start.first_commits import StartPlan, decide
 from bridge.start.index import as_bridge_errors, find_index, find_indexes, limits_of_stores, openings
-from bridge.start.reset_offsets import committed_places
+from bridge.start.reset_offsets import committed_places, offsets_not_read
 from bridge.start.retention import ingest_start
 from bridge.start.roll_window import decode_parameters_of, limits_of
 from bridge.stores.names import SourceName, texts_of
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.5
 """Less than the gap that a watch takes for a pause of the machine."""
+JOIN_S_MAX: Final = 10.0
+"""Its thread may wait for a JVM that stands still."""
 ROWS_COUNT: Final = ("spark.sql.sources.useV1SourceList", "")
 """With its newer source of Kafka, Spark counts the rows that a task has read."""
 
@@ -144,6 +146,7 @@ class _Job:
         self._state, self._plan, self._clock = state, plan, clock
         (self._name,) = plan.states
         self._finish = Finish({self._name: state.epochs})
+        self._taking = threading.Lock()
         self._failure: Exception | None = None
         self._frames = self._tasks = 0
 
@@ -175,9 +178,11 @@ class _Job:
                 self._must_be_the_same(states([name])[name])
                 made.publish()
             except BaseException:
-                made.abandon()
+                with self._taking:  # the thread of a connection may outlive the job
+                    self._on_failure(RuntimeError("the rebuild has ended"))
+                    made.abandon()
                 raise
-            return Rebuilt(name=name, begin=begin, end=end, pending=made.rows)
+            return Rebuilt(name=name, begin=min(begin, end), end=end, pending=made.rows)
 
     def _read(self, session: SparkSession, made: Rebuild, begin: int, end: int) -> None:
         settings = self._settings
@@ -204,15 +209,16 @@ class _Job:
             raise self._failure
 
     def _take(self, made: Rebuild, frame: pa.Table) -> None:
-        if self._failure is not None:
-            raise self._failure
-        self._frames += 1
         is_first = pc.equal(frame.column("at"), AT_MIN)
-        if len(commands := frame.filter(is_first)):
-            made.commands(self._finish(commands).select(ENTRY.names))
-        if len(timers := frame.filter(pc.invert(is_first))):
-            finished = self._finish(timers)
-            made.timers(finished.filter(pc.equal(finished.column("kind"), int(Kind.TIMER))).select(ENTRY.names))
+        with self._taking:
+            if self._failure is not None:
+                raise self._failure
+            self._frames += 1
+            if len(commands := frame.filter(is_first)):
+                made.commands(self._finish(commands).select(ENTRY.names))
+            if len(timers := frame.filter(pc.invert(is_first))):
+                finished = self._finish(timers)
+                made.timers(finished.filter(pc.equal(finished.column("kind"), int(Kind.TIMER))).select(ENTRY.names))
 
     def _on_task(self) -> None:
         """One task sends. A second one is a repetition, perhaps beside the first."""
@@ -237,7 +243,7 @@ class _Job:
             yield
         finally:
             over.set()
-            watcher.join()
+            watcher.join(JOIN_S_MAX)
 
     def _look(self, query: SparkQuery, over: threading.Event) -> None:
         watch, before = Watch(self._clock), None
@@ -288,10 +294,15 @@ def _stands_still(wait: Wait, waited_s: float, work: Mapping[str, object]) -> En
 def _states(
     consumer: Mapping[str, Any], strict: Collection[SourceName], names: Collection[SourceName]
 ) -> dict[SourceName, CommittedState | None]:
-    """Committed states, read from beside the group; those of `strict` partitions must be readable."""
+    """Committed states, read from beside the group; those of `strict` partitions must be readable. Raises
+    StateError, EnvironmentFailure."""
     states: dict[SourceName, CommittedState | None] = {}
     for place in committed_places(consumer, names):
         name = (place.topic, place.partition)
+        if place.error is not None:
+            if name in strict:
+                raise offsets_not_read(place.error)
+            continue
         try:
             states[name] = None if place.offset < 0 else decode_metadata(name, place.offset, place.metadata)
         except StateError:

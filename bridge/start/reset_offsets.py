@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.construction import CLIENT_LOG, made
@@ -138,12 +138,17 @@ def committed_places(config: Mapping[str, Any], names: Iterable[SourceName]) -> 
         with closing(_consumer(config)) as client:
             return list(client.committed(places, timeout=READ_TIMEOUT_S))
     except KafkaException as exception:
-        raise EnvironmentFailure(
-            "cannot read the committed offsets",
-            hint="Check that the brokers are reachable, and try again.",
-            reason=kafka_error(exception).str(),
-            code="DB-3007",
-        ) from None
+        raise offsets_not_read(kafka_error(exception)) from None
+
+
+def offsets_not_read(error: KafkaError) -> EnvironmentFailure:
+    """The error for committed offsets, of all partitions or of one, that brokers do not tell."""
+    return EnvironmentFailure(
+        "cannot read the committed offsets",
+        hint="Check that the brokers are reachable, and try again.",
+        reason=error.str(),
+        code="DB-3007",
+    )
 
 
 def _partitions(topics: Mapping[str, TopicFacts]) -> list[SourceName]:

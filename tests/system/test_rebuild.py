@@ -349,7 +349,7 @@ def test_a_job_without_progress_is_cancelled(
     )
     with pytest.raises(EnvironmentFailure) as raised:
         list(rebuild(settings, lambda: spark, SystemClock()))
-    assert raised.value.code == "DB-3088" and "tasks_running=1" in str(raised.value)
+    assert raised.value.code == "DB-3088" and "tasks_running=" in str(raised.value)
     assert not list((tmp_path / name[0] / "0").glob("*.parquet"))
 
 
