@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,8 +39,9 @@ from bridge.kafka.reach import refuse_unreachable
 from bridge.settings.clients import java, librdkafka
 from bridge.settings.model import Settings
 from bridge.spark.errors import named_failure
+from bridge.spark.session import end_jvm
 from bridge.start.facts import facts_of
-from bridge.start.first_commits import StartPlan, decide
+from bridge.start.first_commits import StartFacts, StartPlan, decide
 from bridge.start.index import as_bridge_errors, find_index, find_indexes, limits_of_stores, openings
 from bridge.start.reset_offsets import committed_places, offsets_not_read
 from bridge.start.retention import ingest_start
@@ -61,8 +62,8 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.5
 """Less than the gap that a watch takes for a pause of the machine."""
-JOIN_S_MAX: Final = 10.0
-"""Its thread may wait for a JVM that stands still."""
+CANCEL_S_MAX: Final = 60.0
+"""For the end of a cancelled job; after it the JVM is killed."""
 ROWS_COUNT: Final = ("spark.sql.sources.useV1SourceList", "")
 """With its newer source of Kafka, Spark counts the rows that a task has read."""
 
@@ -105,24 +106,30 @@ def rebuild(
             )
         limits = limits_of(cluster, sorted({topic for topic, _ in names}))
         indexes = find_indexes(directory, names, clock.now_ms())
-        with as_bridge_errors():
-            facts = facts_of(
-                partial(read_states, names), cluster, names, limits=limits, indexes=indexes,
-                parameters=decode_parameters_of(settings, limits), known=directory.known,
-            )  # fmt: skip
-        plan = decide(facts)
-        if not isinstance(plan, StartPlan):
+
+        def planned(owned: frozenset[SourceName]) -> tuple[StartFacts, StartPlan]:
+            with as_bridge_errors():
+                facts = facts_of(
+                    partial(read_states, owned), cluster, owned, limits=limits, indexes=indexes,
+                    parameters=decode_parameters_of(settings, limits), known=directory.known,
+                )  # fmt: skip
+            plan = decide(facts)
+            if isinstance(plan, StartPlan):
+                return facts, plan
             raise StateError(
                 "a delay topic has partitions that the bridge has not used yet",
                 hint="Start the bridge once, or name the other partitions.",
                 topic=min(plan.states)[0],
                 code="DB-4019",
             )
+
+        facts, plan = planned(names)
         stores = limits_of_stores(settings, max(each.cancels_ms for each in plan.windows.values()))
         epochs = {name: facts.committed[name].epochs for name in plan.states}
-        for name, opening in sorted(openings(indexes, plan, clock.now_ms()).items()):
-            alone = replace(plan, states={name: plan.states[name]})
-            job = _Job(settings, cluster, facts.committed[name], alone, epochs, clock)
+        for name in sorted(names):
+            facts, plan = planned(frozenset([name]))  # anew: the jobs before may have taken hours
+            state, [opening] = facts.committed[name], openings(indexes, plan, clock.now_ms()).values()
+            job = _Job(settings, cluster, state, plan, {**epochs, name: state.epochs}, clock)
             with as_bridge_errors(topic=name[0], partition=name[1]):
                 done = job.run(opening, stores, session, partial(read_states, [name]))
             yield done
@@ -149,6 +156,8 @@ class _Job:
         self._taking = threading.Lock()
         self._failure: Exception | None = None
         self._frames = self._tasks = 0
+        self._work: Mapping[str, object] = {}
+        """Spark's, at the last look."""
 
     def run(
         self,
@@ -235,26 +244,35 @@ class _Job:
 
     @contextmanager
     def _watched(self, query: SparkQuery) -> Iterator[None]:
-        """Cancel the jobs of `query` after `Wait.JOB` without progress."""
-        over = threading.Event()
-        watcher = threading.Thread(target=self._look, args=(query, over), name="rebuild-watch", daemon=True)
-        watcher.start()
+        """Cancel the jobs of `query` after `Wait.JOB` without progress; then kill a JVM that stands still."""
+        over, watch = threading.Event(), Watch(self._clock)
+        threading.Thread(target=self._look, args=(query, watch, over), name="rebuild-look", daemon=True).start()
+        threading.Thread(target=self._watch, args=(watch, over), name="rebuild-watch", daemon=True).start()
         try:
-            yield
+            with watch.waiting(Wait.JOB):
+                yield
         finally:
             over.set()
-            watcher.join(JOIN_S_MAX)
 
-    def _look(self, query: SparkQuery, over: threading.Event) -> None:
-        watch, before = Watch(self._clock), None
-        with suppress(Exception), watch.waiting(Wait.JOB):  # without a JVM, the job's own call raises
-            while not over.wait(LOOK_S):
+    def _look(self, query: SparkQuery, watch: Watch, over: threading.Event) -> None:
+        """Note progress, and cancel the jobs after a failure. A JVM that stands still stops this thread alone."""
+        before = None
+        while not over.wait(LOOK_S):
+            with suppress(Exception):  # without a JVM, the job's own call raises
+                if self._failure is not None:
+                    query.cancel_jobs()
                 if (now := (self._frames, query.progress())) != before:
                     before = now
                     watch.progress()
-                for wait, waited_s in watch.over():
-                    self._on_failure(_stands_still(wait, waited_s, query.state()))
-                    query.cancel_jobs()
+                self._work = query.state()
+
+    def _watch(self, watch: Watch, over: threading.Event) -> None:
+        while not over.wait(LOOK_S):
+            for wait, waited_s in watch.over():
+                self._on_failure(_stands_still(wait, waited_s, self._work))
+                if not over.wait(CANCEL_S_MAX):
+                    end_jvm()
+                return
 
     def _must_be_the_same(self, now: CommittedState | None) -> None:
         """Raises StateError."""

@@ -334,6 +334,18 @@ def test_deleted_records_give_the_index_up(
     assert (done.begin, done.end, done.pending) == (150, COUNT, COUNT - 150)
 
 
+@pytest.mark.fault("records that are deleted while another partition is rebuilt")
+def test_each_partition_has_its_own_facts(broker: Broker, topics: Topics, spark: SparkSession, tmp_path: Path) -> None:
+    """A rebuild begins at the log's present start, although that was lower when the command began."""
+    settings, name = one_log(broker, topics, tmp_path, partitions=2)
+    each = rebuild(settings, lambda: spark, SystemClock())
+    assert next(each).name == (name[0], 0)
+    [done] = topics.admin.delete_records([TopicPartition(name[0], 1, 150)]).values()
+    done.result(DEADLINE_S)
+    [last] = each
+    assert (last.begin, last.end, last.pending) == (150, COUNT, COUNT - 150)
+
+
 @pytest.mark.fault("a job of Spark that stands still")
 def test_a_job_without_progress_is_cancelled(
     broker: Broker, topics: Topics, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -378,16 +390,23 @@ def test_a_cluster_reads_the_ranges(broker: Broker, topics: Topics, tmp_path: Pa
     assert ran.stdout == f"{name[0]}/0: {COUNT} offsets read up to {COUNT}, {COUNT - 150} timers of them are pending\n"
 
 
-def one_log(broker: Broker, topics: Topics, directory: Path) -> tuple[Settings, SourceName]:
-    """A log of timers, all read by a bridge, and the first 150 delivered."""
-    delay = topics.delay(partitions=1)
+def one_log(broker: Broker, topics: Topics, directory: Path, partitions: int = 1) -> tuple[Settings, SourceName]:
+    """Logs of timers, all read by a bridge, and the first 150 of each delivered; the name of the first one."""
+    delay = topics.delay(partitions=partitions)
     settings = with_directory(settings_for(broker.bootstrap, delay), directory)
     due_ms = SystemClock().now_ms() + HOUR_MS
-    sent = [Outgoing(topic=delay, headers=[("delay-until", b"%d" % (due_ms + i))], partition=0) for i in range(COUNT)]
-    produce(broker.bootstrap, sent)
+    produce(
+        broker.bootstrap,
+        [
+            Outgoing(topic=delay, headers=[("delay-until", b"%d" % (due_ms + i))], partition=partition)
+            for partition in range(partitions)
+            for i in range(COUNT)
+        ],
+    )
     topic_id = Cluster(settings).topic_ids([delay])[delay]
-    state = initial_state(offset=COUNT, topic_id=topic_id, partitions=1, parameters=EARLY, first_offset=0)
-    commit(settings, {(delay, 0): replace(state, position=(due_ms + 149, 149))})
+    state = initial_state(offset=COUNT, topic_id=topic_id, partitions=partitions, parameters=EARLY, first_offset=0)
+    state = replace(state, position=(due_ms + 149, 149))
+    commit(settings, {(delay, partition): state for partition in range(partitions)})
     return settings, (delay, 0)
 
 
