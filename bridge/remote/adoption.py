@@ -32,7 +32,7 @@ from typing import Final
 import structlog
 
 from bridge.remote.objects import CALL_S, PART_BYTES, Objects, RemoteTrouble, RemoteUnavailable
-from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, prefix_of
+from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, new_name, prefix_of
 from bridge.stores.names import SourceName
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
@@ -178,9 +178,10 @@ class _Fetch:
         if shutil.disk_usage(directory).free < size + FREE_BYTES_MIN:
             raise OSError(errno.ENOSPC, f"the disk has no room for {size} bytes")
         self.limit_s += size / BYTES_PER_S_MIN
+        own = new_name()  # a late attempt removes its own files only
         for file, stored in index.objects.items():
             path = directory / file.name
-            temporary = files.temporary_of(path.with_name(f"{file.name}.{index.name}"))
+            temporary = files.temporary_of(path.with_name(f"{file.name}.{own}"))
             self.temporaries[temporary] = path
             self._download(file, stored, temporary)
         with self.lock:
@@ -229,6 +230,8 @@ class Adoption:
         self._gone: frozenset[SourceName] = frozenset()
         """Other instances have them now."""
         self._told_s = float("-inf")
+        self._last: threading.Thread | None = None
+        """The last download: a call to a mount that hangs never ends, and there is one such thread at most."""
         self._on_end: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -323,11 +326,18 @@ class Adoption:
         prefix = prefix_of(self._group_id, candidate.found.identity)
         began_s = self._clock.monotonic_s()
         fetch = _Fetch(self._objects, prefix, candidate, self._clock, began_s)
-        thread = threading.Thread(target=fetch.run, name=f"adoption-{name[0]}-{name[1]}", daemon=True)
+        while self._last is not None and self._last.is_alive():
+            if stop.is_set() or name in self._gone:
+                return True
+            if self._clock.monotonic_s() - began_s > CALL_S:
+                return self._has_failed(name, candidate, fetch)
+            self._last.join(WAIT_S)
+        began_s = fetch.moved_s = self._clock.monotonic_s()
+        thread = self._last = threading.Thread(target=fetch.run, name=f"adoption-{name[0]}-{name[1]}", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # no room for a thread
-            fetch.outcome = str(error)
+            fetch.outcome, self._last = str(error), None
         while thread.is_alive() and not (stop.is_set() or name in self._gone or fetch.is_late(by_s=CALL_S)):
             thread.join(WAIT_S)
         fetch.give_up()

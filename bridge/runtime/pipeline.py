@@ -428,7 +428,7 @@ class Pipeline:
         unread = () if self._suspects is None else self._suspects.alarms()
         come = (f"partitions are being read up to their committed offsets: {', '.join(texts_of(joining))}",)
         kept = () if self.retention is None else self.retention.alarms()
-        later = (f"partitions wait for their indexes: {', '.join(texts_of(self._not_open))}",) if self._not_open else ()
+        later = (f"partitions are not open yet: {', '.join(texts_of(self._not_open))}",) if self._not_open else ()
         return (*later, *(come if joining else ()), *unread, *kept, *self._context.dispatcher.doubts.alarms())
 
     # ---- parts of start

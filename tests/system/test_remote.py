@@ -169,9 +169,7 @@ def test_a_copy_that_does_not_come_delays_no_other_partition(broker: Broker, top
             manifest.unlink()
             os.mkfifo(manifest)
         bridge.launch()
-        wait_until(
-            lambda: f"wait for their indexes: {delay}/1" in bridge.http("/readyz")[1], COMMITTED_S_MAX, bridge.tail
-        )
+        wait_until(lambda: f"are not open yet: {delay}/1" in bridge.http("/readyz")[1], COMMITTED_S_MAX, bridge.tail)
         produce(broker.bootstrap, [Outgoing(topic=delay, headers=headers, partition=0)])
         with TopicReader(broker.bootstrap, [target]) as reader:
             reader.wait_for(1, DELIVERED_S_MAX)

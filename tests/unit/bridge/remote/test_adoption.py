@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from bridge.remote import adoption as adoption_module
 from bridge.remote.objects import Missing, RemoteUnavailable
+from dev.harness.waiting import wait_until
 from tests.unit.bridge.remote.rig import Instance
 from tests.unit.bridge.stores.rig import NOW_MS, ORDERS
 
@@ -163,3 +164,32 @@ def test_the_last_copy_waits_for_room_on_the_disk(
     assert [each["event"] for each in events if "index" in each["event"]] == [
         "index-fetched", "index-awaited", "index-adopted"
     ]  # fmt: skip
+
+
+def test_a_call_that_never_ends_leaves_one_thread(one: Instance, other: Instance) -> None:
+    """A mount hangs: later attempts wait for its call, and start no other one."""
+    hangs = threading.Event()
+
+    def slow(what: str, _: str) -> None:
+        if what == "before get":
+            other.clock.advance(200_000)
+            hangs.wait(WAIT_S)
+
+    one.objects.fault = slow
+    assert other.takes_over(one).adopt()
+    [late] = [thread for thread in threading.enumerate() if thread.name.startswith("adoption-")]
+    other.clock.advance(600_000)
+    candidate = other.candidate()
+    other.adoption.begin({ORDERS: candidate})
+
+    def is_over() -> bool:
+        other.clock.advance(10_000)
+        return not other.adoption.under_way()
+
+    wait_until(is_over, WAIT_S, "it is given up")
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("adoption-")] == [late]
+    hangs.set()
+    late.join(WAIT_S)
+    other.clock.advance(600_000)
+    one.objects.fault = lambda what, key: None
+    assert other.adopt() and other.covered() == 4

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +33,6 @@ from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.kafka import membership as ownership
 from bridge.kafka.membership import Membership, Ownership
-from bridge.remote.adoption import Adoption, Candidate
-from bridge.remote.objects import Objects, RemoteTrouble
-from bridge.remote.uploads import BEAT_S, Uploads
 from bridge.runtime import pipeline
 from bridge.runtime.app import Application
 from bridge.runtime.credentials import Credentials
@@ -48,8 +44,6 @@ from bridge.settings.secrets import Redactor
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Beat, Heartbeats, Repeating
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
-from bridge.wire.committed_state import initial_state
-from bridge.wire.decode_epochs import DecodeParameters
 from dev.harness.waiting import wait_until
 from tests.broker.rig import Listener, Tally
 from tests.manual_clock import ManualClock
@@ -58,8 +52,6 @@ from tests.unit.bridge.api.fakes import Bridge as FakeBridge
 from tests.unit.bridge.http.test_management import ask
 from tests.unit.bridge.ingest.stand_ins import Batches, suspects
 from timerstore.clock import ClockWatch
-from timerstore.disk.checkpoint import Identity
-from timerstore.operations.recovery import Found
 
 SEEN_S: Final = 20.0
 """How long a thread of a busy machine may take until it comes round."""
@@ -543,52 +535,6 @@ def look_up(bench: Bench, _: Path) -> Iterator[Case]:
     wait_until(lambda: "look-up" not in bench.hearts.ages(), SEEN_S, "it has ended")
 
 
-@contextmanager
-def uploads(bench: Bench, _: Path) -> Iterator[Case]:
-    """Looks at the stores, and one does not answer."""
-
-    def stores() -> Any:
-        bench.gate()
-        return {}
-
-    made = Uploads(
-        cast(Objects, None), "g", stores=stores, announce=lambda *_: None, committed=lambda _: None,
-        read_committed=lambda *_: {}, interval_s=0, clock=bench.clock, metrics=Metrics(), on_fatal=lambda _: None,
-        beat=bench.hearts.watch("uploads", BEAT_S),
-    )  # fmt: skip
-    made.start()
-    yield Case(bench)
-    assert made.stop(SEEN_S)
-
-
-@contextmanager
-def adoption(bench: Bench, directory: Path) -> Iterator[Case]:
-    """Tries to fetch a missing index again and again, and the application does not listen."""
-    ended = threading.Event()
-
-    def get(key: str) -> bytes:
-        ended.wait(LOOK_SOON_S)
-        raise RemoteTrouble(key)
-
-    found = Found(directory=directory, identity=Identity(cluster_id="c", log_id="t/0"))
-    state = initial_state(
-        offset=0,
-        topic_id="t",
-        partitions=1,
-        parameters=DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False),
-    )
-    wanted = {("t", 0): Candidate(found=found, state=replace(state, manifest=("0" * 16, 1)), log_start=0)}
-    made = Adoption(cast(Objects, SimpleNamespace(get=get)), "g", bench.clock, Metrics(), bench.hearts)
-
-    def again() -> None:
-        bench.gate()
-        made.begin(wanted, again)
-
-    made.begin(wanted, again)
-    yield Case(bench)
-    assert made.stop(SEEN_S)
-
-
 CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Case]]], ...]] = (
     ("main", main),
     ("ownership", group_member),
@@ -603,8 +549,6 @@ CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Cas
     ("credentials", credentials),
     ("resuming", resuming),
     ("look-up", look_up),
-    ("uploads", uploads),
-    ("adoption", adoption),
 )
 
 
