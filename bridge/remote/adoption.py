@@ -104,8 +104,10 @@ class Candidate:
         """Raises RemoteTrouble for an index that the opening would not trust."""
         if self.state.manifest is None or index.checkpoint.offset != self.state.manifest[1]:
             raise RemoteTrouble(f"the manifest {index.name} is not the one that was committed")
-        offset, _ = self._coverage(replace(self.found, checkpoint=index.checkpoint))
-        if offset is None and (self.found.checkpoint is not None or not self.state.gone_below):
+        found = replace(self.found, checkpoint=index.checkpoint)
+        (offset, _), reason = recovery.coverage(found, self.state.progress(), self.log_start, self.state.cuts)
+        is_only = self.may_be_the_last() and not recovery.holds_rows(self.found)  # nothing else has its rows
+        if offset is None and not (is_only and (reason == recovery.OUTDATED or self.state.gone_below)):
             raise RemoteTrouble(f"the manifest {index.name} is out of date")
 
     def _coverage(self, found: Found) -> tuple[int | None, int | None]:

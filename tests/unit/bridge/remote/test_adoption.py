@@ -101,6 +101,16 @@ def test_a_copy_that_may_be_the_last_is_waited_for(
     assert {offset for _, _, offset in other.pending()} == {0, 1, 2}
 
 
+def test_a_copy_that_ends_below_the_log_is_taken_if_nothing_else_has_its_rows(one: Instance, other: Instance) -> None:
+    """Uploads failed before Kafka deleted records: the copy has some of their messages, and no other index has any."""
+    one.rig.produce(ORDERS, *[NOW_MS + 9_000] * 4)
+    other.takes_over(one).rig.log_starts[ORDERS] = 6
+    with capture_logs() as events:
+        assert other.adopt()
+    assert [each["event"] for each in events if "index" in each["event"]] == ["index-fetched", "index-adopted"]
+    assert {offset for _, _, offset in other.pending()} == {0, 1, 2, 6, 7}
+
+
 def test_a_partition_does_not_wait_if_its_retention_explains_the_deleted_records(
     one: Instance, other: Instance
 ) -> None:
