@@ -32,7 +32,7 @@ import structlog
 
 from bridge.errors import BridgeError
 from bridge.ingest.watch.guarded import guarded
-from bridge.remote.objects import CALL_S, Objects, RemoteTrouble, RemoteUnavailable, Stopped
+from bridge.remote.objects import Objects, RemoteTrouble, RemoteUnavailable, Stopped
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, files_of, manifest_key, new_name, prefix_of
 from bridge.stores.names import SourceName
 from bridge.telemetry.metrics import Metrics
@@ -46,6 +46,8 @@ GRACE_S: Final = 900.0
 PAUSE_S: Final = (1.0, 300.0)
 """The first and the longest pause after an error."""
 TELL_S: Final = 600.0
+ANSWER_S: Final = 5.0
+"""The longest wait for a committed state, which an open transaction withholds: copies of other partitions wait, too."""
 
 log = structlog.get_logger("bridge.remote.uploads")
 
@@ -193,13 +195,13 @@ class Uploads:
         if partition.objects is None:
             self._begin(name, partition)
         now_s = self._clock.monotonic_s()
-        if now_s - partition.looked_s >= GRACE_S:
-            self._look(name, partition)
-            partition.looked_s = now_s
         checkpoint, index = partition.store.state.checkpoint, partition.index
         is_new = index is None or not _same(index.checkpoint, checkpoint)
         if checkpoint.offset is not None and is_new and now_s - partition.sent_s >= self._interval_s:
             self._send(name, partition, checkpoint, checkpoint.offset)
+        if now_s - partition.looked_s >= GRACE_S:
+            self._look(name, partition)
+            partition.looked_s = now_s
 
     def _begin(self, name: SourceName, partition: _Partition) -> None:
         """Go on from the manifest that Kafka names. Without it, all files are uploaded. Raises RemoteUnavailable if
@@ -285,7 +287,7 @@ class Uploads:
     def _named(self, name: SourceName, partition: _Partition) -> frozenset[str] | None:
         """The objects with a name, read after the list; None: unknown, or the partition is another instance's now."""
         try:
-            state = self._read_committed([name], CALL_S)[name]
+            state = self._read_committed([name], ANSWER_S)[name]
         except BridgeError as error:
             log.info("garbage-not-collected", topic=name[0], partition=name[1], reason=error.message)
             return None

@@ -420,7 +420,7 @@ class Directories(RuleBasedStateMachine):
         def commit(_: object, states: Any) -> None:
             self.broker.commits |= {name: (state.offset, state.metadata()) for name, state in states.items()}
 
-        with mock.patch.multiple(reset_offsets, _found=found, _commit=commit):
+        with mock.patch.multiple(reset_offsets, committed_places=found, _commit=commit):
             try:
                 reset_offsets.reset_committed_states(
                     consumer={}, group_id="bridge", topics=facts, to=to, directory=here.directory,

@@ -219,6 +219,7 @@ ELSEWHERE: Final = {
     Wait.DESCRIPTORS: "unit.bridge.ingest.test_frames.test_a_connection_that_cannot_be_accepted_is_accepted_later",
     Wait.COMMANDS: "model.test_commands_first.test_commands_that_are_not_read_in_time_hold_up_nothing_for_longer",
     Wait.COMMANDS_STILL: "model.test_commands_first.test_other_partitions_wait_for_one_while_it_comes_on",
+    Wait.JOB: "system.test_rebuild.test_a_job_without_progress_is_cancelled",
     Wait.COMMANDS_ROOM: "model.test_commands_first.test_what_leaves_no_room_is_not_waited_for",
 }
 """Waits of which a test of another module shows the end."""

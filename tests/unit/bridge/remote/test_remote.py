@@ -55,6 +55,11 @@ def test_each_file_is_uploaded_once(one: Instance, other: Instance) -> None:
     assert one.objects.count("put_file") == 2 and one.objects.count("put") == 2
 
 
+def test_a_copy_is_sent_before_the_look_for_garbage(one: Instance) -> None:
+    """The look asks Kafka, which withholds a committed state while a transaction is open."""
+    assert [what for what, _ in one.objects.requests] == ["put_file", "put", "list"]
+
+
 def test_a_partition_has_one_manifest_in_an_interval(one: Instance) -> None:
     """However often its index changes."""
     for _ in range(3):
@@ -74,6 +79,7 @@ def test_an_object_that_is_gone_is_uploaded_again(one: Instance, other: Instance
     Objects.delete(one.objects, segment)
     one.objects.listed = None
     one.look()
+    one.upload()
     assert one.objects.count("put_file") == 2
     assert other.takes_over(one).adopt() and other.covered() == 4
 
