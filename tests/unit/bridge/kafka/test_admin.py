@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from bridge.errors import EnvironmentFailure
@@ -20,21 +20,25 @@ from bridge.settings.model import Settings
 A, B = ("delay", 0), ("delay", 1)
 
 
-def list_offsets(code: int, asked: Mapping[TopicPartition, object], **_: object) -> dict[TopicPartition, Future[Any]]:
-    """B does not answer."""
+def list_offsets(
+    code: int | None, asked: Mapping[TopicPartition, object], **_: object
+) -> dict[TopicPartition, Future[Any]]:
+    """B does not answer; without a code the answer lacks B."""
     futures = {}
     for place in asked:
         future = futures[place] = Future[Any]()
-        if place.partition == B[1]:
+        if place.partition == B[1] and code is None:
+            future.set_result(mock.Mock(offset=OFFSET_INVALID, leader_epoch=None))
+        elif place.partition == B[1]:
             future.set_exception(KafkaException(KafkaError(code)))
         else:
             future.set_result(mock.Mock(offset=7, leader_epoch=3))
     return futures
 
 
-@pytest.mark.parametrize("code", [KafkaError.LEADER_NOT_AVAILABLE, KafkaError._TIMED_OUT])
+@pytest.mark.parametrize("code", [KafkaError.LEADER_NOT_AVAILABLE, KafkaError._TIMED_OUT, None])
 @pytest.mark.fault("a partition of a delay topic that has no leader")
-def test_a_partition_without_a_leader_hides_no_other(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_partition_without_a_leader_hides_no_other(monkeypatch: pytest.MonkeyPatch, code: int | None) -> None:
     """The periodic look at the logs reports the other partitions; a look-up that needs all of them fails with an
     error. A leader that does not answer counts as none; without any answer both fail."""
     client = mock.Mock(list_offsets=partial(list_offsets, code))
