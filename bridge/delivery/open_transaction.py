@@ -23,7 +23,7 @@ from bridge.stores.names import SourceName, Sources, sources_of
 from bridge.telemetry.counts import Counts
 from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState, Said
-from timerstore.rows.position import Int64s
+from timerstore.rows.position import Int64s, Progress
 
 
 class Stale(Exception):
@@ -56,8 +56,10 @@ class OpenTransaction:
     """The outcomes of commands."""
     setbacks: list[Setback] = field(default_factory=list)
     """Undelivered records, with the reasons."""
+    moves: Mapping[int, Progress] = field(default_factory=dict)
+    """The progress of the partitions, by number, as of the last look;"""
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
-    """The committed states after it, as of the last look."""
+    """and the committed states after it."""
     offsets: list[TopicPartition] = field(default_factory=list)
     """The same, in Kafka's form."""
 
@@ -117,22 +119,25 @@ class OpenTransaction:
     def look_ahead(
         self, states: States, sources: Sources, said: Said, notes: LogNotes, again: Collection[SourceName] = ()
     ) -> None:
-        """Set the committed states after it, and the offsets; without a change they remain the same object. Each
+        """Set the committed states after it, and the offsets; after a look with the same progress they remain. Each
         partition states `said` about targets; the states of `again` are written in any case. Raises InternalError for a
         state that would go back (I1)."""
+        moves = self.loan.progress()
+        if self.states and moves == self.moves:
+            return
+        self.moves = moves
         told = {name: state.saying(said) for name, state in states.items() if state.pauses != said}
         result = {name: states[name] for name in again if name in states}
         result |= {name: state for name, state in told.items() if state != states[name]}
-        for source, new in self.loan.progress().items():
+        for source, new in moves.items():
             name = sources.name(source)
             old = states[name].progress()
             if not new.includes(old):
                 raise bug("the committed state would go back", code="DB-7002", source=name, old=old, new=new)
             result[name] = result.get(name, states[name]).moved(new)
         result = notes.within(result, states)
-        if result != self.states:
-            self.states = result
-            self.offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in result.items()]
+        self.states = result
+        self.offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in result.items()]
 
     def acknowledge(self) -> None:
         """The commit is certain."""

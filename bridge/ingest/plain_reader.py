@@ -216,8 +216,11 @@ def by_source(entries: pa.Table) -> list[tuple[SourceName, np.ndarray[tuple[int]
     topic = entries.column("topic").combine_chunks().dictionary_encode()
     names = topic.dictionary.to_pylist()
     keys = topic.indices.to_numpy().astype(np.int64) << 32 | entries.column("partition").to_numpy()
-    offset = entries.column("offset").to_numpy()
-    return [((names[key >> 32], key & 0xFFFFFFFF), offset[keys == key]) for key in np.unique(keys).tolist()]
+    order = np.argsort(keys, kind="stable")
+    keys, offset = keys[order], entries.column("offset").to_numpy()[order]
+    begins = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
+    stretches = zip(keys[begins].tolist(), np.split(offset, begins[1:]), strict=True)
+    return [((names[key >> 32], key & 0xFFFFFFFF), offsets) for key, offsets in stretches]
 
 
 def new_records(entries: pa.Table, before: Offsets, after: Offsets) -> list[tuple[str, int]]:

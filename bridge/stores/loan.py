@@ -92,6 +92,11 @@ class Loan:
         self._moves: dict[int, Progress] = {}
         self._has_followed = only_output
 
+    @property
+    def touched(self) -> int:
+        """The number of partitions with rows in it."""
+        return len(self._open)
+
     def take(self, until_ms: int, max_rows: int) -> Rows:
         """About `max_rows` rows, at most, that are due at `until_ms`, which is not in the future. An empty result means
         that there are no due rows, or a great many cancelled ones only.

@@ -31,6 +31,8 @@ class Upkeep:
         self._stores = stores
         self._compacted: TimerStore | None = None
         """The store with the current compaction, or the last one to be asked for one."""
+        self._flushed = -1
+        """The number of the last store whose flush was due."""
 
     def next_window(self, now_ms: int) -> StoreWindow | None:
         """The next window to read, of the store whose frontier is furthest behind."""
@@ -58,8 +60,12 @@ class Upkeep:
         return any(store.maintenance.flush_due(now_ms) for store in self._stores())
 
     def flush(self, now_ms: int, *, only_due: bool = False) -> Flushed:
-        """Flush all stores, or those whose flush is due."""
+        """Flush all stores; `only_due`: one whose flush is due, the next one in turn. Many are due together, and each
+        flush takes tens of ms of the disk and of the processor."""
         stores = [each for each in self._stores() if not only_due or each.maintenance.flush_due(now_ms)]
+        if only_due and stores:
+            stores = [min(stores, key=lambda each: (each.state.log <= self._flushed, each.state.log))]
+            self._flushed = stores[0].state.log
         flushed = [store.maintenance.flush(now_ms) for store in stores]
         return Flushed(rows=sum(each.rows for each in flushed), bytes=sum(each.bytes for each in flushed))
 

@@ -264,11 +264,12 @@ class CommittedState:
 
     def metadata(self) -> str:
         """The text for Kafka; the module docstring names the optional parts. Raises StateError if it is too long."""
+        if len(text := self._text(self.pauses)) <= METADATA_CHARS_MAX:  # hundreds of times a second
+            return text
         without = replace(self, manifest=None)
         least = replace(without, read_under=None)
-        for state in (self, without, least, least._with_one_cut()):
-            text = state._text(self.pauses)
-            if len(text) <= METADATA_CHARS_MAX:
+        for state in (without, least, least._with_one_cut()):
+            if len(text := state._text(self.pauses)) <= METADATA_CHARS_MAX:
                 return text
         raise _too_long(self)
 

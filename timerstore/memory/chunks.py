@@ -22,8 +22,12 @@ SPARSE_SHARE = 4
 """A chunk is sparse if less than this fraction (1 / 4) of its rows is left."""
 
 FEW_STRETCHES = 32
-"""Up to this number of stretches (successive rows of one chunk) are read one by one, in their order. More are read
-chunk by chunk, and put in order afterwards."""
+"""Up to this number of stretches (successive rows of one chunk) are read one by one, in their order. For more, their
+whole chunks are joined, and read at once."""
+
+JOINED_BYTES_MAX = 8 << 20
+"""Larger chunks are not joined: their rows are read chunk by chunk, and put in order afterwards. That costs as much for
+a chunk as a join of a thousand rows."""
 
 ID_BYTES = 52
 """The additional memory of a row with an id: its entry in the index of ids (id_index.py), until a segment holds it."""
@@ -135,12 +139,14 @@ def pieces_of(
     if len(begins) <= FEW_STRETCHES:
         stretches = zip(begins, [*begins[1:], len(chunk)], strict=True)
         return [rows_of_payload(payloads[int(chunk[b])], row[b:e]) for b, e in stretches]
-    by_chunk = np.argsort(chunk, kind="stable")
-    ids = chunk[by_chunk]
-    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
-    ends = np.r_[starts[1:], len(ids)]
-    pieces = [rows_of_payload(payloads[int(ids[s])], row[by_chunk[s:e]]) for s, e in zip(starts, ends, strict=True)]
-    gathered = pa.concat_batches(pieces)
+    ids, which = np.unique(chunk, return_inverse=True)
+    whole = [payloads[each] for each in ids.tolist()]
+    if sum(each.get_total_buffer_size() for each in whole) <= JOINED_BYTES_MAX:
+        begin = np.cumsum([0, *map(len, whole)])
+        return [pa.concat_batches(whole).take(pa.array(begin[which] + row))]
+    by_chunk = np.argsort(which, kind="stable")
+    rows = np.split(row[by_chunk], np.flatnonzero(np.diff(which[by_chunk])) + 1)
+    gathered = pa.concat_batches(map(rows_of_payload, whole, rows))
     inverse = np.empty(len(by_chunk), dtype=np.int64)
     inverse[by_chunk] = np.arange(len(by_chunk))
     return [gathered.take(pa.array(inverse))]

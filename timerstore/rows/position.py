@@ -126,6 +126,8 @@ class Progress:
 
     def includes(self, other: Progress) -> bool:
         """Whether every entry that is finished in `other` is finished here, too."""
+        if not (self.frozen or other.frozen):
+            return self.offset >= other.offset and (self.position >= other.position or not other.offset)
         steps = (step for step in other.steps if step.offset)  # no record is below offset 0
         return self.offset >= other.offset and all(self.finishes(step.offset, step.position) for step in steps)
 

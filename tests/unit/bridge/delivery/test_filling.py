@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from bridge.delivery.filling import BUSY_ROWS, Filling
+from bridge.delivery.filling import BUSY_ROWS, BUSY_ROWS_EACH, Filling
 from bridge.delivery.open_transaction import OpenTransaction
 from bridge.delivery.producer.writer import SMALL_RECORDS
 from bridge.stores.stores import Stores
@@ -25,18 +25,28 @@ def filling_of(clock: ManualClock, *, is_to_end: bool, is_small: bool = False) -
     return Filling(**parts, clock=clock, commit_interval_ms=INTERVAL_MS)
 
 
-@pytest.mark.parametrize(("rows", "ahead_ms"), [(BUSY_ROWS - 1, INTERVAL_MS), (BUSY_ROWS, INTERVAL_MS // 2)])
-def test_where_there_is_much_to_deliver_half_of_the_interval_is_enough(rows: int, ahead_ms: int) -> None:
-    """As the transaction before tells."""
+@pytest.mark.parametrize(
+    ("rows", "partitions", "is_busy"),
+    [
+        (BUSY_ROWS - 1, 1, False),
+        (BUSY_ROWS, 1, True),
+        (32 * BUSY_ROWS_EACH - 1, 32, False),
+        (32 * BUSY_ROWS_EACH, 32, True),
+    ],
+)
+def test_where_there_is_much_to_deliver_half_of_the_interval_is_enough(
+    rows: int, partitions: int, is_busy: bool
+) -> None:
+    """As the transaction before tells; many partitions with few rows each are not much."""
     clock = ManualClock()
     filling = filling_of(clock, is_to_end=True)
     taken: list[int] = []
     for _ in range(2):
         transaction = mock.Mock(rows=rows, bytes=0, opened_s=clock.monotonic_s())
-        transaction.loan.take.return_value = ()
+        transaction.loan.take.return_value, transaction.loan.touched = (), partitions
         filling.fill(mock.Mock(spec=Stores), cast("OpenTransaction", transaction))
         taken.append(transaction.until_ms - clock.now_ms())
-    assert taken == [INTERVAL_MS, ahead_ms]
+    assert taken == [INTERVAL_MS, INTERVAL_MS // 2 if is_busy else INTERVAL_MS]
 
 
 @pytest.mark.parametrize(("is_small", "rows"), [(True, SMALL_RECORDS), (False, ROWS_MAX)])
@@ -47,6 +57,7 @@ def test_a_transaction_that_is_to_stay_small_is_ended_early(is_small: bool, rows
     store = mock.Mock()
     store.next_wakeup_ms.side_effect = clock.now_ms
     transaction = mock.Mock(rows=0, bytes=0, begun=False, opened_s=clock.monotonic_s())
+    transaction.loan.touched = 1
     transaction.loan.take.side_effect = lambda _until_ms, room: range(min(room, next(pieces, room)))
 
     def plan(taken: range, *_: object) -> object:

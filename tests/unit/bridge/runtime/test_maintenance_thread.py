@@ -30,6 +30,7 @@ from timerstore.errors import Corrupt
 from timerstore.limits import Limits
 from timerstore.log import segment
 from timerstore.operations import compaction
+from timerstore.operations.maintenance import Flushed, Maintenance
 
 DISK_BYTES = 1 << 20
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -93,6 +94,29 @@ def bench(tmp_path: Path) -> Bench:
 
 def no_room(*_: Any, **__: Any) -> None:
     raise FULL
+
+
+def test_stores_whose_flushes_are_due_together_are_flushed_one_by_one(bench: Bench) -> None:
+    """Other work, and delivery, have their turn in between; and no store waits for one that is due again at once."""
+    bench.steps(1)
+    for name in bench.rig.logs:
+        bench.rig.produce(name, FAR_MS, NEAR_MS)
+    bench.rig.ingest()
+    bench.rig.deliver()
+    bench.clock.advance(bench.rig.limits.flush_interval_ms)
+    for flushed in range(1, len(bench.rig.logs) + 1):
+        assert bench.rig.stores.upkeep.flush_due(bench.clock.now_ms())
+        bench.maintenance._step()
+        assert bench.segments == flushed
+    assert not bench.rig.stores.upkeep.flush_due(bench.clock.now_ms())
+    with (
+        mock.patch.object(Maintenance, "flush_due", return_value=True),
+        mock.patch.object(Maintenance, "flush", autospec=True, return_value=Flushed(rows=0, bytes=0)) as flush,
+    ):
+        for _ in range(2 * len(bench.rig.logs)):
+            bench.maintenance._step()
+    flushed_in_turn = [call.args[0] for call in flush.call_args_list]
+    assert flushed_in_turn == 2 * [each.maintenance for each in bench.rig.stores.by_name.values()]
 
 
 def test_what_is_asked_for_is_done_between_two_pieces_of_work(bench: Bench) -> None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
+import timerstore.memory.chunks
 from tests.unit.timerstore.entries import Record, entries
-from timerstore.memory.chunks import ID_BYTES, ROW_REFERENCE_BYTES, Chunks, materialize
+from timerstore.memory.chunks import (
+    FEW_STRETCHES,
+    ID_BYTES,
+    JOINED_BYTES_MAX,
+    ROW_REFERENCE_BYTES,
+    Chunks,
+    materialize,
+)
 from timerstore.rows.entry import ENTRY, PAYLOAD, payload_of
 
 
@@ -59,6 +68,22 @@ def test_rows_of_many_chunks_come_in_the_order_asked_for() -> None:
     assert materialize(payloads, chunk[1:3], row[1:3]).column("origin").to_pylist() == [0, 1]
     nothing = materialize(payloads, chunk[:0], row[:0])
     assert nothing.num_rows == 0 and nothing.schema == PAYLOAD
+
+
+@pytest.mark.parametrize("joined_bytes_max", [0, JOINED_BYTES_MAX])
+def test_rows_of_many_stretches_come_in_the_order_asked_for(
+    joined_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether their chunks are joined first, or too large for that; a slice of a batch is a chunk, too."""
+    monkeypatch.setattr(timerstore.memory.chunks, "JOINED_BYTES_MAX", joined_bytes_max)
+    random = np.random.default_rng(1)
+    payloads = {number: payload(20, 100 * number).slice(number % 3) for number in range(40)}
+    chunk = random.integers(0, 40, 500).astype(np.int32)
+    row = random.integers(0, 18, 500).astype(np.int32)
+    assert np.count_nonzero(np.diff(chunk)) > FEW_STRETCHES
+    found = materialize(payloads, chunk, row)
+    assert found.schema == PAYLOAD
+    assert found.column("origin").to_pylist() == (100 * chunk + chunk % 3 + row).tolist()
 
 
 def test_a_payload_is_cast_to_its_schema() -> None:
