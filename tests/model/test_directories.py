@@ -370,6 +370,8 @@ class Directories(RuleBasedStateMachine):
             if name[0] == topic:
                 self.broker.logs[name], self.broker.starts[name] = [], 0
                 self.indexes.doubt([name])
+                for old in (*self.earlier.values(), *self.old_indexes.values()):
+                    old.pop(name, None)
 
     @precondition(lambda self: self.of_state(is_running=False))
     @rule(instance=instances, name=names, index=st.integers(0, 5), is_cut=st.booleans())

@@ -397,6 +397,21 @@ def earlier_version() -> None:
         machine.teardown()
 
 
+def earlier_version_of_another_topic() -> None:
+    """The index of an earlier version says nothing about a topic that was created again and lost its offsets."""
+    machine = Directories()
+    machine.begin(owners=(0, 0, 0), earlier={0}, written=[(D, FAR)])
+    machine.earlier_version_runs(0, 0, True)
+    machine.make_topic_again("d")
+    machine.forget_offsets("d", None)
+    machine.write(D, FAR)
+    here = machine.instances[0]
+    machine._start(here)
+    assert here.refusal is None
+    settle(machine, here)
+    machine.teardown()
+
+
 def changed_retention() -> None:
     """Records are read again with the window that they were finished with."""
     machine = begun((D, FAR), (D1, FAR), (E, FAR))
@@ -446,7 +461,7 @@ WALKS: Final = [
     deleted_with_the_owner_gone, deleted_and_the_index_lost, torn_mark, long_downtime, short_downtime, lost_index,
     moved_index, moved_partition, held_index, read_ahead, outrun, forgotten_offsets, reset_elsewhere,
     given_up_elsewhere, cut_elsewhere, damaged_checkpoint, damaged_segment,
-    killed_with_a_file_aside, earlier_version, changed_retention,
+    killed_with_a_file_aside, earlier_version, earlier_version_of_another_topic, changed_retention,
     lowered_retention,
 ]  # fmt: skip
 
