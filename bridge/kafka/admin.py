@@ -275,11 +275,11 @@ class Cluster:
             asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=self._timeout_s
         )
         for tp, future in futures.items():
-            what = f"look up offsets of {tp.topic}[{tp.partition}]"
             try:
-                answer = self._result(future, what, code="DB-3002")
+                answer = self._result(future, f"look up offsets of {tp.topic}[{tp.partition}]", code="DB-3002")
                 if answer.offset == OFFSET_INVALID:  # the broker's answer lacks this partition
-                    raise self._failure(what, KafkaError(KafkaError.LEADER_NOT_AVAILABLE), code="DB-3002")
+                    absent = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+                    raise self._failure(f"look up offsets of {tp.topic}[{tp.partition}]", absent, code="DB-3002")
             except (_Leaderless, _Unanswered) as error:
                 missing = error
             else:

@@ -27,12 +27,12 @@ def list_offsets(
     futures = {}
     for place in asked:
         future = futures[place] = Future[Any]()
-        if place.partition == B[1] and code is None:
-            future.set_result(mock.Mock(offset=OFFSET_INVALID, leader_epoch=None))
-        elif place.partition == B[1]:
-            future.set_exception(KafkaException(KafkaError(code)))
-        else:
+        if place.partition != B[1]:
             future.set_result(mock.Mock(offset=7, leader_epoch=3))
+        elif code is None:
+            future.set_result(mock.Mock(offset=OFFSET_INVALID, leader_epoch=None))
+        else:
+            future.set_exception(KafkaException(KafkaError(code)))
     return futures
 
 
