@@ -54,6 +54,8 @@ NO_ORIGIN: Final = -1
 """`origin` of a command that names a record of another log."""
 SEVERAL: Final = -2
 """`origin` of a command that names several records."""
+ORIGINS_HELD_MAX: Final = 1 << 17
+"""Limit of named origins in memory."""
 PendingOf = Callable[[Int64s], Timers]
 """The pending timers of origins, in memory and segments, with the origins as keys, without covered timers."""
 UncopyableOf = Callable[[Int64s], Int64s]
@@ -395,14 +397,16 @@ class Cancels:
                 yield timers[offset > timers.origin]
         ids.drop_pages()
 
-    def named_origins(self) -> Int64s:
-        """The origins that tombstones name, in order, each once."""
-        lookup, origins = self.tombstones.lookup(), [np.empty(0, np.int64)]
+    def named_origins(self) -> Int64s | None:
+        """The origins that tombstones name, in order, each once; None: more than ORIGINS_HELD_MAX."""
+        lookup, origins = self.tombstones.lookup(), np.empty(0, np.int64)
         if max(lookup.highest.by_origin, lookup.highest.by_command) >= 0:
             for run in lookup.pieces():
                 named = run.keys[are_of(ORIGIN, run.keys) | are_commands(run.keys)]
-                origins.append(named.lo.astype(np.int64))
-        return np.unique(np.concatenate(origins))
+                origins = np.union1d(origins, named.lo.astype(np.int64))
+                if len(origins) > ORIGINS_HELD_MAX:
+                    return None
+        return origins
 
     @staticmethod
     def tally_unfinished(timers: Timers, finished: Callable[[Positions], Bools]) -> Tally:

@@ -306,7 +306,7 @@ def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any]) -> Segmen
         end=largest + 1,
         ids=id_index.open_or_make(path, named.crc, footer["ids"]) if footer["ids"] else None,
         origins=origin_index.open_or_make(path, named.crc, footer["rows"]),
-        stretches=Stretches.of(pieces_of_packed(footer["slots"])),
+        stretches=Stretches.of(pieces_of_packed(footer["slots"]), footer["rows"]),
     )
 
 

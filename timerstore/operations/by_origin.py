@@ -67,7 +67,8 @@ def covered_in(
     if segment.ids is not None:
         for timers in state.cancels.covered_by_id(segment.ids):
             yield state.cancels.tally_unfinished(timers, finished)
-    if len(origins := state.cancels.named_origins()):
+    origins = state.cancels.named_origins()
+    if origins is None or len(origins):
         for rows, table in _in_segment(segment, origins, COLUMNS):
             mask = _covered(state, rows, table) & ~_covered(state, rows, table, by_id=True)
             yield state.cancels.tally_unfinished(_timers(*_where(rows, table, mask)), finished)
@@ -107,10 +108,12 @@ def _in_memory(
     return _where(rows, table, ~_covered(state, rows, table))
 
 
-def _in_segment(segment: Segment, origins: Int64s, columns: Sequence[str]) -> Iterator[tuple[RowRefs, pa.Table]]:
-    """The rows of these origins, one part for each row group."""
-    groups = np.unique(segment.groups_of(segment.origins.rows_of(origins))).tolist()
-    segment.origins.drop_pages()
+def _in_segment(segment: Segment, origins: Int64s | None, columns: Sequence[str]) -> Iterator[tuple[RowRefs, pa.Table]]:
+    """The timers of these origins (None: all timers), one part for each row group."""
+    groups = list(range(len(segment.group_rows)))
+    if origins is not None:
+        groups = np.unique(segment.groups_of(segment.origins.rows_of(origins))).tolist()
+        segment.origins.drop_pages()
     if groups:
         with SegmentReader(segment) as reader:
             for group in groups:
@@ -118,10 +121,9 @@ def _in_segment(segment: Segment, origins: Int64s, columns: Sequence[str]) -> It
                 yield _where(select(table), table, _named(table, origins))
 
 
-def _named(table: pa.Table, origins: Int64s) -> Bools:
-    is_timer = table.column("kind").to_numpy() == Kind.TIMER
-    mask: Bools = is_timer & np.isin(table.column("origin").to_numpy(), origins)
-    return mask
+def _named(table: pa.Table, origins: Int64s | None) -> Bools:
+    mask: Bools = table.column("kind").to_numpy() == Kind.TIMER
+    return mask if origins is None else mask & np.isin(table.column("origin").to_numpy(), origins)
 
 
 def _where(rows: RowRefs, table: pa.Table, mask: Bools) -> tuple[RowRefs, pa.Table]:

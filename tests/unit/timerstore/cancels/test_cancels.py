@@ -185,6 +185,31 @@ def test_a_cancel_survives_a_restart(rig: Rig, how: str) -> None:
     assert rig.store.stats().pending == 0
 
 
+@pytest.mark.parametrize("most", [0, 3, 100])
+def test_counts_after_a_restart_with_cancels_by_id_and_by_origin(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Each cancelled timer leaves the counts once, though its id and its origin may both be cancelled. More origins
+    than memory may have are not collected."""
+    monkeypatch.setattr(timerstore.cancels.cancels, "ORIGINS_HELD_MAX", most)
+    for i in range(12):
+        send(rig, FAR_MS + i, f"{i % 6}" if i % 2 else None)
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    cancel(rig, "1")
+    for origin in (0, 1, 2, 3, 4, 7):
+        cancel_origin(rig, origin)
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    named = rig.store.state.cancels.named_origins()
+    assert (None if named is None else named.tolist()) == (None if most < 6 else [0, 1, 2, 3, 4, 7])
+    counted = rig.store.stats().pending
+    assert counted == rig.reopen().stats().pending == 6
+    assert sorted(record.offset for record in delivered(rig, FAR_MS + 12)) == [5, 6, 8, 9, 10, 11]
+
+
 def test_many_cancelled_timers_are_passed_without_output(rig: Rig) -> None:
     """A take looks on until it finds something to deliver; P and O move over what is cancelled."""
     for i in range(30):

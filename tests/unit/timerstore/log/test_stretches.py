@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from timerstore.log import stretches
-from timerstore.log.stretches import STRETCHES_MAX, Stretches
+from timerstore.log.stretches import STRETCHES_MAX, STRETCHES_MIN, Stretches
 
 
 @pytest.mark.fault("memory for the times of messages that are due far apart")
@@ -15,10 +15,17 @@ def test_an_open_segment_keeps_a_bounded_number_of_stretches() -> None:
     The longest gaps stay, so that a day without messages needs no read."""
     slots = np.arange(0, 3_000_000, 3)
     slots = slots[(slots < 1_000_000) | (slots >= 1_000_000 + 8_640)]
-    kept = Stretches.of(np.array_split(slots, 20))
+    kept = Stretches.of(np.array_split(slots, 20), len(slots))
     assert kept.first.nbytes + kept.last.nbytes <= 1 << 16
     assert len(kept.first) == STRETCHES_MAX
     assert kept.meet(999_998, 999_999) and not kept.meet(1_000_000, 1_008_639)
+
+
+@pytest.mark.parametrize("rows", [1, 1_000, 10_000, 60_000])
+def test_a_small_segment_keeps_a_byte_a_row(rows: int) -> None:
+    """Beside a kilobyte for itself: a thousand small segments of messages far apart take the memory of their rows."""
+    kept = Stretches.of([np.arange(0, 9 * rows, 9)], rows)
+    assert kept.first.nbytes + kept.last.nbytes <= rows + 16 * STRETCHES_MIN
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 100])
@@ -26,10 +33,11 @@ def test_no_slot_is_missed_and_only_the_shortest_gaps_are_closed(monkeypatch: py
     """For each pair of bounds, from pieces of any size; with room for all stretches the answer is exact."""
     monkeypatch.setattr(stretches, "STRETCHES_MAX", most)
     slots = np.array([-7, 1, 2, 3, 7, 10, 31, 32, 90])
-    kept = Stretches.of([slots])
+    kept = Stretches.of([slots], len(slots))
     assert len(kept.first) == min(most, 6)
     for size in (1, 2, 4):
-        in_pieces = Stretches.of(slots[i : i + size] for i in range(0, len(slots), size))
+        pieces = (slots[i : i + size] for i in range(0, len(slots), size))
+        in_pieces = Stretches.of(pieces, len(slots))
         assert (in_pieces.first.tolist(), in_pieces.last.tolist()) == (kept.first.tolist(), kept.last.tolist())
     for first in range(-9, 95):
         nearest = kept.first_from(first)
