@@ -51,6 +51,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 LOGS: Final = 14
 RECORDS: Final = 260
 COUNT: Final = 2_000
+FILES_OF_A_JOB: Final = 10
+"""At most: two for each range of 100 offsets, of which markers take some, and a directory for each."""
 HOUR_MS: Final = 3_600_000
 BRIDGE: Final = "delay-bridge.test"
 """The bridge for executors, and its address; its own machine does not know the name."""
@@ -239,7 +241,7 @@ def test_the_index_is_that_of_a_store_that_reads_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Pending rows, counts, cancels, O_c and cuts are the same, for random logs with everything that may be in one; in
-    ranges that are read in parallel. A second rebuild reads nothing."""
+    ranges that are read in parallel. A second rebuild reads nothing. Spark keeps the files of the last jobs alone."""
     monkeypatch.setattr(query, "RANGE_RECORDS", 100)
     settings, states, now_ms = logs
     settings = with_directory(settings, tmp_path / "made")
@@ -248,6 +250,8 @@ def test_the_index_is_that_of_a_store_that_reads_the_log(
         states[name].offset for name in sorted(states)
     ]
     assert sum(each.pending for each in done) > LOGS * 10
+    files = spark.sparkContext._jsc.sc().env().blockManager().diskBlockManager()
+    wait_until(lambda: files.getAllFiles().size() <= 4 * FILES_OF_A_JOB, DEADLINE_S, "files of ended jobs are removed")
     again = list(rebuild(settings, lambda: pytest.fail("Spark is not needed"), SystemClock()))
     assert [(each.begin, each.end) for each in again] == [(each.end, each.end) for each in done]
     cluster = Cluster(settings)
@@ -346,6 +350,25 @@ def test_each_partition_has_its_own_facts(broker: Broker, topics: Topics, spark:
     assert (last.begin, last.end, last.pending) == (150, COUNT, COUNT - 150)
 
 
+@pytest.mark.fault("an executor that is lost under a rebuild")
+def test_a_task_that_runs_twice_is_refused(
+    broker: Broker, topics: Topics, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that sends its rows again ends the rebuild, which leaves the old index."""
+    settings, name = one_log(broker, topics, tmp_path)
+    send = SparkQuery.send_unfinished
+
+    def twice(*args: Any) -> None:
+        send(*args)
+        send(*args)
+
+    monkeypatch.setattr(SparkQuery, "send_unfinished", twice)
+    with pytest.raises(EnvironmentFailure) as raised:
+        list(rebuild(settings, lambda: spark, SystemClock()))
+    assert raised.value.code == "DB-3087"
+    assert not list((tmp_path / name[0] / "0").glob("*.parquet"))
+
+
 @pytest.mark.fault("a job of Spark that stands still")
 def test_a_job_without_progress_is_cancelled(
     broker: Broker, topics: Topics, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -412,7 +435,8 @@ def one_log(broker: Broker, topics: Topics, directory: Path, partitions: int = 1
 
 @pytest.mark.fault("the loss of the index")
 def test_the_command_makes_the_index_of_a_start(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """After the loss of the index, the command makes it, a start reads nothing again, and each message arrives once."""
+    """After the loss of the index, the command makes it, a start reads nothing again, and each message arrives once.
+    With shared storage, the start uploads it, and an instance with an empty disk adopts it."""
     delay, target = topics.delay(partitions=2), topics.create("orders")
     due_ms = SystemClock().now_ms() + 120_000
     with RunningBridge(tmp_path, broker.bootstrap, delay, spark=False) as bridge:
@@ -433,9 +457,26 @@ def test_the_command_makes_the_index_of_a_start(broker: Broker, topics: Topics, 
         assert [line.rpartition(", ")[2] for line in ran.stdout.splitlines()] == [
             f"{COUNT // 2} timers of them are pending"
         ] * 2
+        remote = tmp_path / "remote"
+        remote.mkdir()
+        bridge.configure({"store": {"remote": f"file://{remote}"}})
         bridge.start()
         (opened_event,) = bridge.events("index-opened")
         assert opened_event["read_again"] == 0 and opened_event["without_index"] == 0
+        wait_until(lambda: is_copied(bridge, remote), DEADLINE_S, bridge.tail)
+        bridge.kill()
+        shutil.rmtree(bridge.data)
+        bridge.start()
+        assert {each["partition"] for each in bridge.events("index-adopted")} == {0, 1}, "it was uploaded"
+        (opened_event,) = bridge.events("index-opened")
+        assert opened_event["without_index"] == 0
         with TopicReader(broker.bootstrap, [target]) as reader:
             assert_each_once((int(each.value or b"") for each in reader.wait_for(COUNT + 2, 300)), COUNT + 2)
         assert bridge.stop() == 0
+
+
+def is_copied(bridge: RunningBridge, remote: Path) -> bool:
+    """Whether committed manifests of both partitions have the present indexes."""
+    return len({each.parent for each in remote.rglob("*.manifest")}) == 2 and (
+        bridge.metrics()["remote_manifest_age_seconds"] == 0
+    )
