@@ -31,7 +31,7 @@ from bridge.start import rebuild as rebuilding
 from bridge.start.rebuild import rebuild
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName
-from bridge.wire.committed_state import CommittedState, initial_state
+from bridge.wire.committed_state import CommittedState, decode_metadata, initial_state
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.kafka import Outgoing, TopicReader, Topics, assert_each_once, produce
 from dev.harness.waiting import wait_until
@@ -351,10 +351,10 @@ def test_each_partition_has_its_own_facts(broker: Broker, topics: Topics, spark:
 
 
 @pytest.mark.fault("an executor that is lost under a rebuild")
-def test_a_task_that_runs_twice_is_refused(
+def test_a_task_that_runs_twice_counts_once(
     broker: Broker, topics: Topics, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task that sends its rows again ends the rebuild, which leaves the old index."""
+    """The rows of a task that has sent them all, and sends them again, count once."""
     settings, name = one_log(broker, topics, tmp_path)
     send = SparkQuery.send_unfinished
 
@@ -363,10 +363,79 @@ def test_a_task_that_runs_twice_is_refused(
         send(*args)
 
     monkeypatch.setattr(SparkQuery, "send_unfinished", twice)
-    with pytest.raises(EnvironmentFailure) as raised:
-        list(rebuild(settings, lambda: spark, SystemClock()))
-    assert raised.value.code == "DB-3087"
-    assert not list((tmp_path / name[0] / "0").glob("*.parquet"))
+    [done] = rebuild(settings, lambda: spark, SystemClock())
+    assert (done.begin, done.end, done.pending) == (0, COUNT, COUNT - 150)
+    assert pending_of(settings, name) == COUNT - 150
+
+
+FAILS_TWICE: Final = """
+import runpy
+from bridge.ingest import query
+from bridge.ingest.frames import FrameReceiver
+
+query.RANGE_RECORDS = 500
+read, next_frame, cut = query.SparkQuery._stretches, FrameReceiver._next, []
+
+
+def stretches(*args):
+    set_once = "reflect('java.lang.System', 'setProperty', 'a.task.has.failed', 'yes')"
+    return read(*args).where(f"coalesce({set_once}, '') = 'yes' OR raise_error('once') IS NULL")
+
+
+def frame(*args):
+    got = next_frame(*args)
+    if got is None or len(got) or cut:
+        return got
+    return cut.append(args)
+
+
+query.SparkQuery._stretches, FrameReceiver._next = stretches, frame
+runpy.run_module("bridge", run_name="__main__")
+"""
+"""The command, whose first reading task fails at its first record, and whose sending task loses its connection when all
+its rows are taken in."""
+
+
+@pytest.mark.fault("a failed task under a rebuild")
+def test_a_failed_task_is_tried_again(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """A task that reads, and the one that sends, fail once each: the job goes on, and nothing counts twice."""
+    settings, name = one_log(broker, topics, tmp_path / "data")
+    ran = run_command(broker, settings, tmp_path, FAILS_TWICE, {})
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == f"{name[0]}/0: {COUNT} offsets read up to {COUNT}, {COUNT - 150} timers of them are pending\n"
+    assert pending_of(settings, name) == COUNT - 150
+
+
+def pending_of(settings: Settings, name: SourceName) -> int:
+    """The pending timers of an index, as the next start counts them."""
+    cluster, now_ms = Cluster(settings), SystemClock().now_ms()
+    offset, metadata = cluster.committed(settings.group_id, [name])[name]
+    state, ids = decode_metadata(name, offset, metadata), cluster.topic_ids([name[0]])
+    directory = StoreDirectory.take(settings.store.directory, cluster.describe().cluster_id, ids)
+    try:
+        store = opened(directory, name, state, now_ms)
+        count = store.stats().pending
+        store.close()
+    finally:
+        directory.release()
+    return count
+
+
+def run_command(
+    broker: Broker, settings: Settings, directory: Path, program: str, spark: Mapping[str, Any]
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that runs the command, with its configuration in `directory`."""
+    tree = {
+        "bridge": {"id": settings.bridge.id},
+        "kafka": {"common": {"bootstrap.servers": broker.bootstrap}},
+        "delay_topics": {topic: {} for topic in settings.delay_topics},
+        "store": {"directory": str(settings.store.directory)},
+        "spark": {"conf": {"spark.driver.extraJavaOptions": SHORT_LIVED}} | dict(spark),
+    }
+    file = directory / "bridge.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    command = [sys.executable, "-c", program, "rebuild", "--config", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.fault("a job of Spark that stands still")
@@ -394,21 +463,11 @@ def test_a_cluster_reads_the_ranges(broker: Broker, topics: Topics, tmp_path: Pa
     settings, name = one_log(broker, topics, tmp_path / "data")
     conf = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": SHORT_LIVED}
     conf |= {"spark.driver.bindAddress": ADDRESS, "spark.driver.extraJavaOptions": SHORT_LIVED}
-    ranges = "from bridge.ingest import query; query.RANGE_RECORDS = 500; import runpy; "
+    program = "from bridge.ingest import query; query.RANGE_RECORDS = 500; import runpy; "
+    program += "runpy.run_module('bridge', run_name='__main__')"
     with SparkCluster(tmp_path / "cluster", workers=2, cores=1, names={BRIDGE: ADDRESS}) as cluster:
         spark = {"master": cluster.master, "executor_host": BRIDGE, "conf": conf}
-        tree = {
-            "bridge": {"id": settings.bridge.id},
-            "kafka": {"common": {"bootstrap.servers": broker.bootstrap}},
-            "delay_topics": {name[0]: {}},
-            "store": {"directory": str(settings.store.directory)},
-            "spark": spark,
-        }
-        file = tmp_path / "bridge.yaml"
-        file.write_text(yaml.safe_dump(tree))
-        program = f"{ranges}runpy.run_module('bridge', run_name='__main__')"
-        command = [sys.executable, "-c", program, "rebuild", "--config", str(file)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = run_command(broker, settings, tmp_path, program, spark)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"{name[0]}/0: {COUNT} offsets read up to {COUNT}, {COUNT - 150} timers of them are pending\n"
 
