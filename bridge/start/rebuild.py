@@ -11,8 +11,9 @@ free. One job for each partition, and within it:
     4  read the committed state again                           the same
     5  replace the checkpoint                                   the new index counts
 
-After step 4 the index is given up unless the log is the one that was read: the same topic, decode epochs and cuts, and
-nothing finished before that is pending now. A record that is deleted before it was read ends the job.
+After step 4 the index is given up unless the log is the one that was read: the same topic and cuts, the same decode
+parameters of the records that were read and are still there, and nothing finished before that is pending now. A record
+that is deleted before it was read ends the job.
 
 A failed task does not: Spark tries it again. Of the tasks that read, Spark keeps the rows of whole attempts alone. An
 attempt of the task that sends them has step 3 begun anew, and only its own rows count from then on (`SendingTask`).
@@ -52,7 +53,7 @@ from bridge.start.roll_window import decode_parameters_of, limits_of
 from bridge.stores.names import SourceName, texts_of
 from bridge.stores.opening import Opening, Prepared
 from bridge.wire.committed_state import CommittedState, decode_metadata
-from bridge.wire.decode_epochs import DecodeEpochs
+from bridge.wire.decode_epochs import DecodeEpochs, epochs_within
 from timerstore.clock import Clock
 from timerstore.limits import Limits
 from timerstore.rebuild import Rebuild, remove_unfinished
@@ -220,7 +221,7 @@ class _Job:
                 if begin < end:
                     self._read(session(), made, begin, end)
                 made.write()
-                self._must_be_the_same(states([name])[name])
+                self._must_be_the_same(states([name])[name], begin)
                 made.publish()
             except BaseException:
                 with self._taking:  # the thread of a connection may outlive the job
@@ -318,14 +319,16 @@ class _Job:
                     end_jvm()
                 return
 
-    def _must_be_the_same(self, now: CommittedState | None) -> None:
-        """Raises StateError."""
+    def _must_be_the_same(self, now: CommittedState | None, begin: int) -> None:
+        """An owner may meanwhile have added a decode epoch at its O, and dropped those of deleted records. Raises
+        StateError."""
         before, topic = self._state, self._name[0]
         marks = self._cluster.watermarks([self._name])[self._name]
+        decoded = partial(epochs_within, begin=max(begin, marks.start), end=before.offset)
         changes = {
             "the topic": self._cluster.topic_ids([topic]).get(topic) == before.topic_id,
             "the committed offset": now is not None and now.progress().includes(before.progress()),
-            "the decode parameters": now is not None and now.epochs == before.epochs,
+            "the decode parameters": now is not None and decoded(now.epochs) == decoded(before.epochs),
             "the log (cut)": now is not None and now.cuts == before.cuts and marks.end >= before.offset,
         }
         if changed := [what for what, is_same in changes.items() if not is_same]:

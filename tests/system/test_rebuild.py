@@ -277,15 +277,17 @@ def test_a_changed_state_gives_the_index_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A cut, or another decode epoch, that is committed during the job leaves the index as before, and names the
-    change; a directory in use is refused."""
+    """A cut, or another decode epoch of the records, that is committed during the job leaves the index as before, and
+    names the change; a directory in use is refused. An epoch that an owner adds at its later offset changes nothing."""
     settings, states, _ = logs
     settings = with_directory(settings, tmp_path)
     name, state = min(states.items())
     now, read_states = state, rebuilding._states
     changes = {
         "the log (cut)": replace(state, cuts=((9, state.offset + 2),)),
-        "the decode parameters": replace(state, epochs=(*state.epochs, DecodeEpoch(offset=10**6, parameters=EARLY))),
+        "the decode parameters": replace(
+            state, epochs=(*state.epochs, DecodeEpoch(offset=state.offset - 1, parameters=EARLY))
+        ),
         "the committed offset": replace(state, offset=state.offset - 1, position=None, frozen=()),
     }
 
@@ -305,6 +307,10 @@ def test_a_changed_state_gives_the_index_up(
         list(rebuild(settings, lambda: spark, SystemClock(), [name]))
     assert used.value.code == "DB-3024"
     directory.release()
+    added = DecodeEpoch(offset=state.offset + 5, parameters=EARLY)
+    now = replace(state, offset=state.offset + 9, epochs=(*state.epochs, added))
+    [done] = rebuild(settings, lambda: spark, SystemClock(), [name])
+    assert done.end == state.offset
 
 
 def test_a_partition_that_is_not_there_is_refused(broker: Broker, topics: Topics, tmp_path: Path) -> None:
