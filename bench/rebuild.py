@@ -17,7 +17,7 @@ import psutil
 
 from bench.bridge import SAMPLE_S, Bridge, run_program
 from bench.load import DELAY_TOPIC
-from bench.report import Report, mib
+from bench.report import Comparison, Report, mib
 
 FAR_MS: Final = ("7200000", "86400000")
 NEAR: Final = 4_000
@@ -50,6 +50,12 @@ def rebuild(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     made_s = bridge.clock.monotonic_s() - began_s
     report.add(scenario, "made by the command", f"{made_s:.1f} s, {count / made_s:,.0f}/s", f"<= {read_s:.1f} s")
     report.add(scenario, "anonymous memory of the command, Python and JVM, and CPU", str(made), "")
+    for figure, mine, stream in (("time", made_s, read_s), ("CPU time", made.cpu_s, read.cpu_s)):
+        compared = Comparison(
+            scenario=scenario, figure=f"{figure} of the command, against the stream of a start", unit="s",
+            bridge=(mine,), peer=(stream,), name="stream",
+        )  # fmt: skip
+        report.compare(compared)
     report.add(scenario, "start after it, until ready", f"{bridge.timed_start():.1f} s", "")
     (opened,) = bridge.events("index-opened")
     report.add(scenario, "offsets that it read again", f"{opened['read_again']:,}", "")

@@ -161,12 +161,20 @@ class Rebuild:
         files.sync_directory(state.directory)
         files.keep_reserve(state.directory)
 
-    def abandon(self) -> None:
-        """Remove the new files, unless a checkpoint may name them."""
+    def begin_again(self) -> None:
+        """Drop all timers: commands and timers come once more, from the first one. The tombstones stay, and the same
+        commands add none to them."""
         if self._writer is not None:
             self._writer.abandon()
         for each in self._segments:
             segment.remove(each.path)
+        self._writer, self._segments, self._waiting, self._uncopyable = None, [], [], []
+        self._written_bytes = self.rows = 0
+        self._last = ORIGIN
+
+    def abandon(self) -> None:
+        """Remove the new files, unless a checkpoint may name them."""
+        self.begin_again()
         for path in (*self._cancels, self._note):
             files.remove(path)
 

@@ -157,9 +157,9 @@ def rebuild_indexes(
         _must_be_delay_topics([topic for topic, _ in places], settings)
         from bridge.install import connector
         from bridge.spark import session as spark
-        from bridge.start.rebuild import rebuild
+        from bridge.start.rebuild import TASK_ATTEMPTS, rebuild
 
-        make = cache(partial(spark.start, settings, connector.jars()))
+        make = cache(partial(spark.start, settings, connector.jars(), attempts=TASK_ATTEMPTS))
         for done in rebuild(settings, make, SystemClock(), places):
             (topic, partition), read = done.name, done.end - done.begin
             say(f"{topic}/{partition}: {read} offsets read up to {done.end}, {done.pending} timers of them are pending")

@@ -67,7 +67,7 @@ class FromElsewhere:
 class FrameReceiver:
     """Listens inside its context; each connection has a thread. `take` gets one frame after the other, from several
     connections at once; its exceptions go to `on_failure`, and end that connection and with it Spark's task. `on_task`
-    is called for each new task."""
+    is called for each new task, `on_end` before the confirmation of a connection, both like `take`."""
 
     def __init__(
         self,
@@ -75,12 +75,14 @@ class FrameReceiver:
         on_task: Callable[[], None],
         on_failure: Callable[[Exception], None],
         way: FromElsewhere | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """`way` is for executors elsewhere; None: they run on this machine."""
         self._take = take
         self._on_task = on_task
         self._on_failure = on_failure
         self._way = way
+        self._on_end = on_end
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._strangers = threading.Semaphore(STRANGERS_MAX)
@@ -180,6 +182,7 @@ class FrameReceiver:
                     if len(frame):
                         self._take(frame)
                         continue
+                    self._on_end()
                     with suppress(OSError):  # then the task fails
                         connection.sendall(STORED)
                     return

@@ -85,7 +85,6 @@ REQUIRED: Final = {
     "spark.sql.ansi.enabled": "true",
     "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.variable.substitute": "false",
-    "spark.task.maxFailures": "1",
     # The query's log is not the bridge's recovery point: no CRC files, and no process for the mode of each file.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -103,18 +102,19 @@ SPARE_SLOTS: Final = 16
 """Slots for partitions that are added while the bridge runs. An unused slot costs nothing."""
 
 
-def with_slots(master: str, partitions: int) -> str:
-    """`local`, `local[N]` or `local[*]` with a slot for each partition, spare slots, and one attempt for each task.
-    Another master stays unchanged.
+def with_slots(master: str, partitions: int, attempts: int = 1) -> str:
+    """`local`, `local[N]` or `local[*]` with a slot for each partition, spare slots, and these attempts for each task
+    (`spark.task.maxFailures` does not count there). Another master stays unchanged.
 
     A task of real-time mode keeps its slot. A task without a slot never runs, and causes no error. (Slots are threads,
-    not cores.) A second attempt of a task would send its whole batch again, so the query is started anew instead.
+    not cores.) A second attempt of a task of the query would send its whole batch again, so the query has one, and is
+    started anew instead.
     """
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master.replace(" ", ""))
     if local is None:
         return master
     wanted = int(local[1]) if local[1] and local[1] != "*" else 1
-    return f"local[{max(wanted, partitions + SPARE_SLOTS)},1]"
+    return f"local[{max(wanted, partitions + SPARE_SLOTS)},{attempts}]"
 
 
 @contextmanager
@@ -186,14 +186,14 @@ class SessionStart:
             self._on_failure(failure)
 
 
-def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> SparkSession:
-    """The process's session with the Kafka connector's jars, and slots for `partitions`. Raises EnvironmentFailure if
-    Java does not start, or a slot is missing."""
+def start(settings: Settings, jars: Sequence[Path], partitions: int = 1, attempts: int = 1) -> SparkSession:
+    """The process's session with the Kafka connector's jars, slots for `partitions`, and `attempts` for each task.
+    Raises EnvironmentFailure if Java does not start, or a slot is missing."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     java_process.own_environment(os.environ, settings.spark.master)
-    conf = SparkConf().setAll(list(properties(settings, jars, partitions, _FILES.path()).items()))
+    conf = SparkConf().setAll(list(properties(settings, jars, partitions, _FILES.path(), attempts).items()))
     try:
         if SparkContext._gateway is None:
             SparkContext._ensure_initialized(gateway=java_process.launched(conf), conf=conf)
@@ -230,8 +230,11 @@ def want() -> None:
     _WANTED.set()
 
 
-def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratch: Path) -> dict[str, str]:
-    """Spark's properties for a session with these jars, slots for `partitions`, and its files in `scratch`."""
+def properties(
+    settings: Settings, jars: Sequence[Path], partitions: int, scratch: Path, attempts: int = 1
+) -> dict[str, str]:
+    """Spark's properties for a session with these jars, slots for `partitions`, its files in `scratch`, and `attempts`
+    for each task."""
     heap = f"{settings.spark.driver_memory >> 20}m"
     user = {name: unmasked(value) for name, value in settings.spark.conf.items()}
     # On the class path from the beginning: Spark needs the file system before it reads `spark.jars`. PySpark's own jars
@@ -247,7 +250,7 @@ def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratc
     ).strip()
     chosen = {
         "spark.app.name": f"delay-bridge {settings.bridge.id}",
-        "spark.master": with_slots(settings.spark.master, partitions),
+        "spark.master": with_slots(settings.spark.master, partitions, attempts),
         "spark.driver.memory": heap,
         "spark.driver.extraJavaOptions": options,
         "spark.driver.extraClassPath": os.pathsep.join(class_path),
@@ -262,7 +265,7 @@ def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratc
         )
         if executor_options.strip():
             chosen["spark.executor.extraJavaOptions"] = executor_options.strip()
-    return DEFAULTS | chosen | user | REQUIRED
+    return DEFAULTS | chosen | user | REQUIRED | {"spark.task.maxFailures": str(attempts)}
 
 
 def _quoted(option: str) -> str:

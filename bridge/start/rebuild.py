@@ -11,8 +11,12 @@ free. One job for each partition, and within it:
     4  read the committed state again                           the same
     5  replace the checkpoint                                   the new index counts
 
-After step 4 the index is given up unless the log is the one that was read: the same topic, decode epochs and cuts, and
-nothing finished before that is pending now. A record that is deleted before it was read ends the job.
+After step 4 the index is given up unless the log is the one that was read: the same topic and cuts, the same decode
+parameters of the records that were read and are still there, and nothing finished before that is pending now. A record
+that is deleted before it was read ends the job.
+
+A failed task does not: Spark tries it again. Of the tasks that read, Spark keeps the rows of whole attempts alone. An
+attempt of the task that sends them has step 3 begun anew, and only its own rows count from then on (`SendingTask`).
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ from bridge.start.roll_window import decode_parameters_of, limits_of
 from bridge.stores.names import SourceName, texts_of
 from bridge.stores.opening import Opening, Prepared
 from bridge.wire.committed_state import CommittedState, decode_metadata
-from bridge.wire.decode_epochs import DecodeEpochs
+from bridge.wire.decode_epochs import DecodeEpochs, epochs_within
 from timerstore.clock import Clock
 from timerstore.limits import Limits
 from timerstore.rebuild import Rebuild, remove_unfinished
@@ -64,6 +68,8 @@ LOOK_S: Final = 0.5
 """Less than the gap that a watch takes for a pause of the machine."""
 CANCEL_S_MAX: Final = 60.0
 """For the end of a cancelled job; after it the JVM is killed."""
+TASK_ATTEMPTS: Final = 4
+"""Of each of Spark's tasks, as is Spark's default."""
 ROWS_COUNT: Final = ("spark.sql.sources.useV1SourceList", "")
 """With its newer source of Kafka, Spark counts the rows that a task has read."""
 
@@ -135,6 +141,36 @@ def rebuild(
             yield done
 
 
+class Superseded(Exception):
+    """A later attempt of the task has begun."""
+
+
+class SendingTask:
+    """The attempt of a job's one sending task that counts: the last one that has begun. An earlier one has failed; or
+    its executor is lost, and may go on. Each has a connection of its own, and so a thread, which makes all calls."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self.is_done = False
+
+    def begin(self) -> bool:
+        """Returns whether the attempt repeats another one. Raises EnvironmentFailure if it shares its connection."""
+        before, self._thread, self.is_done = self._thread, threading.current_thread(), False
+        if before is self._thread:
+            raise _at_a_time()
+        return before is not None
+
+    def must_count(self) -> None:
+        """Raises Superseded."""
+        if self._thread is not threading.current_thread():
+            raise Superseded
+
+    def end(self) -> None:
+        """All rows of the attempt are taken in. Raises Superseded."""
+        self.must_count()
+        self.is_done = True
+
+
 class _Job:
     """The rebuild of one partition."""
 
@@ -155,7 +191,8 @@ class _Job:
         self._finish = Finish({self._name: state.epochs})
         self._taking = threading.Lock()
         self._failure: Exception | None = None
-        self._frames = self._tasks = 0
+        self._frames = 0
+        self._task = SendingTask()
         self._work: Mapping[str, object] = {}
         """Spark's, at the last look."""
 
@@ -184,7 +221,7 @@ class _Job:
                 if begin < end:
                     self._read(session(), made, begin, end)
                 made.write()
-                self._must_be_the_same(states([name])[name])
+                self._must_be_the_same(states([name])[name], begin)
                 made.publish()
             except BaseException:
                 with self._taking:  # the thread of a connection may outlive the job
@@ -196,8 +233,9 @@ class _Job:
     def _read(self, session: SparkSession, made: Rebuild, begin: int, end: int) -> None:
         settings = self._settings
         receiver = FrameReceiver(
-            partial(self._take, made), self._on_task, self._on_failure, FromElsewhere.of(settings.spark)
-        )
+            partial(self._take, made), partial(self._on_task, made), self._on_failure,
+            FromElsewhere.of(settings.spark), self._on_end,
+        )  # fmt: skip
         session = session.newSession()
         session.conf.set(*ROWS_COUNT)
         try:
@@ -214,14 +252,19 @@ class _Job:
                 raise self._failure from error
             failure = named_failure("rebuild an index", error)
             raise self._given_up("the log (its first records)") if failure.code == RECORDS_GONE else failure from error
-        if self._failure is not None:
-            raise self._failure
+        with self._taking:
+            if self._failure is not None:
+                raise self._failure
+            if not self._task.is_done:
+                raise _at_a_time()
+            self._on_failure(RuntimeError("all rows are taken in"))  # for a connection that outlives the job
 
     def _take(self, made: Rebuild, frame: pa.Table) -> None:
         is_first = pc.equal(frame.column("at"), AT_MIN)
         with self._taking:
             if self._failure is not None:
                 raise self._failure
+            self._task.must_count()
             self._frames += 1
             if len(commands := frame.filter(is_first)):
                 made.commands(self._finish(commands).select(ENTRY.names))
@@ -229,18 +272,20 @@ class _Job:
                 finished = self._finish(timers)
                 made.timers(finished.filter(pc.equal(finished.column("kind"), int(Kind.TIMER))).select(ENTRY.names))
 
-    def _on_task(self) -> None:
-        """One task sends. A second one is a repetition, perhaps beside the first."""
-        self._tasks += 1
-        if self._tasks > 1:
-            raise EnvironmentFailure(
-                "Spark has run a task of the rebuild twice",
-                hint="An executor was lost: look at its log, and start the rebuild again.",
-                code="DB-3087",
-            )
+    def _on_task(self, made: Rebuild) -> None:
+        with self._taking:
+            if self._failure is not None:
+                raise self._failure
+            if self._task.begin():
+                made.begin_again()
+
+    def _on_end(self) -> None:
+        with self._taking:
+            self._task.end()
 
     def _on_failure(self, error: Exception) -> None:
-        self._failure = self._failure or error
+        if not isinstance(error, Superseded):
+            self._failure = self._failure or error
 
     @contextmanager
     def _watched(self, query: SparkQuery) -> Iterator[None]:
@@ -274,14 +319,16 @@ class _Job:
                     end_jvm()
                 return
 
-    def _must_be_the_same(self, now: CommittedState | None) -> None:
-        """Raises StateError."""
+    def _must_be_the_same(self, now: CommittedState | None, begin: int) -> None:
+        """An owner may meanwhile have added a decode epoch at its O, and dropped those of deleted records. Raises
+        StateError."""
         before, topic = self._state, self._name[0]
         marks = self._cluster.watermarks([self._name])[self._name]
+        decoded = partial(epochs_within, begin=max(begin, marks.start), end=before.offset)
         changes = {
             "the topic": self._cluster.topic_ids([topic]).get(topic) == before.topic_id,
             "the committed offset": now is not None and now.progress().includes(before.progress()),
-            "the decode parameters": now is not None and now.epochs == before.epochs,
+            "the decode parameters": now is not None and decoded(now.epochs) == decoded(before.epochs),
             "the log (cut)": now is not None and now.cuts == before.cuts and marks.end >= before.offset,
         }
         if changed := [what for what, is_same in changes.items() if not is_same]:
@@ -296,6 +343,14 @@ class _Job:
             partition=self._name[1],
             code="DB-4018",
         )
+
+
+def _at_a_time() -> EnvironmentFailure:
+    return EnvironmentFailure(
+        "Spark has run the sending task of the rebuild twice at a time",
+        hint="Leave spark.speculation out of spark.conf, and start the rebuild again.",
+        code="DB-3087",
+    )
 
 
 def _stands_still(wait: Wait, waited_s: float, work: Mapping[str, object]) -> EnvironmentFailure:

@@ -144,6 +144,12 @@ def without_deleted(epochs: DecodeEpochs, below: int) -> DecodeEpochs:
     return (replace(epochs[first], offset=0), *epochs[first + 1 :])
 
 
+def epochs_within(epochs: DecodeEpochs, begin: int, end: int) -> DecodeEpochs:
+    """The decode epochs of the records from `begin` to below `end`; none without a record."""
+    below = tuple(epoch for epoch in epochs if epoch.offset < end)
+    return without_deleted(below, begin + 1) if below and begin < end else ()
+
+
 def widest_deleted_ms(epochs: DecodeEpochs, log_start: int) -> int:
     """The largest roll window of a deleted record, in ms (0: none is deleted)."""
     return max((each.parameters.roll_window_ms for each in epochs if each.offset < log_start), default=0)

@@ -31,7 +31,7 @@ from bridge.start import rebuild as rebuilding
 from bridge.start.rebuild import rebuild
 from bridge.stores.directory import StoreDirectory
 from bridge.stores.names import SourceName
-from bridge.wire.committed_state import CommittedState, initial_state
+from bridge.wire.committed_state import CommittedState, decode_metadata, initial_state
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.kafka import Outgoing, TopicReader, Topics, assert_each_once, produce
 from dev.harness.waiting import wait_until
@@ -51,6 +51,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 LOGS: Final = 14
 RECORDS: Final = 260
 COUNT: Final = 2_000
+FILES_OF_A_JOB: Final = 10
+"""At most: two for each range of 100 offsets, of which markers take some, and a directory for each."""
 HOUR_MS: Final = 3_600_000
 BRIDGE: Final = "delay-bridge.test"
 """The bridge for executors, and its address; its own machine does not know the name."""
@@ -239,7 +241,7 @@ def test_the_index_is_that_of_a_store_that_reads_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Pending rows, counts, cancels, O_c and cuts are the same, for random logs with everything that may be in one; in
-    ranges that are read in parallel. A second rebuild reads nothing."""
+    ranges that are read in parallel. A second rebuild reads nothing. Spark keeps the files of the last jobs alone."""
     monkeypatch.setattr(query, "RANGE_RECORDS", 100)
     settings, states, now_ms = logs
     settings = with_directory(settings, tmp_path / "made")
@@ -248,6 +250,8 @@ def test_the_index_is_that_of_a_store_that_reads_the_log(
         states[name].offset for name in sorted(states)
     ]
     assert sum(each.pending for each in done) > LOGS * 10
+    files = spark.sparkContext._jsc.sc().env().blockManager().diskBlockManager()
+    wait_until(lambda: files.getAllFiles().size() <= 4 * FILES_OF_A_JOB, DEADLINE_S, "files of ended jobs are removed")
     again = list(rebuild(settings, lambda: pytest.fail("Spark is not needed"), SystemClock()))
     assert [(each.begin, each.end) for each in again] == [(each.end, each.end) for each in done]
     cluster = Cluster(settings)
@@ -273,15 +277,17 @@ def test_a_changed_state_gives_the_index_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A cut, or another decode epoch, that is committed during the job leaves the index as before, and names the
-    change; a directory in use is refused."""
+    """A cut, or another decode epoch of the records, that is committed during the job leaves the index as before, and
+    names the change; a directory in use is refused. An epoch that an owner adds at its later offset changes nothing."""
     settings, states, _ = logs
     settings = with_directory(settings, tmp_path)
     name, state = min(states.items())
     now, read_states = state, rebuilding._states
     changes = {
         "the log (cut)": replace(state, cuts=((9, state.offset + 2),)),
-        "the decode parameters": replace(state, epochs=(*state.epochs, DecodeEpoch(offset=10**6, parameters=EARLY))),
+        "the decode parameters": replace(
+            state, epochs=(*state.epochs, DecodeEpoch(offset=state.offset - 1, parameters=EARLY))
+        ),
         "the committed offset": replace(state, offset=state.offset - 1, position=None, frozen=()),
     }
 
@@ -301,6 +307,10 @@ def test_a_changed_state_gives_the_index_up(
         list(rebuild(settings, lambda: spark, SystemClock(), [name]))
     assert used.value.code == "DB-3024"
     directory.release()
+    added = DecodeEpoch(offset=state.offset + 5, parameters=EARLY)
+    now = replace(state, offset=state.offset + 9, epochs=(*state.epochs, added))
+    [done] = rebuild(settings, lambda: spark, SystemClock(), [name])
+    assert done.end == state.offset
 
 
 def test_a_partition_that_is_not_there_is_refused(broker: Broker, topics: Topics, tmp_path: Path) -> None:
@@ -346,6 +356,94 @@ def test_each_partition_has_its_own_facts(broker: Broker, topics: Topics, spark:
     assert (last.begin, last.end, last.pending) == (150, COUNT, COUNT - 150)
 
 
+@pytest.mark.fault("an executor that is lost under a rebuild")
+def test_a_task_that_runs_twice_counts_once(
+    broker: Broker, topics: Topics, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of a task that has sent them all, and sends them again, count once."""
+    settings, name = one_log(broker, topics, tmp_path)
+    send = SparkQuery.send_unfinished
+
+    def twice(*args: Any) -> None:
+        send(*args)
+        send(*args)
+
+    monkeypatch.setattr(SparkQuery, "send_unfinished", twice)
+    [done] = rebuild(settings, lambda: spark, SystemClock())
+    assert (done.begin, done.end, done.pending) == (0, COUNT, COUNT - 150)
+    assert pending_of(settings, name) == COUNT - 150
+
+
+FAILS_TWICE: Final = """
+import runpy
+from bridge.ingest import query
+from bridge.ingest.frames import FrameReceiver
+
+query.RANGE_RECORDS = 500
+read, next_frame, cut = query.SparkQuery._stretches, FrameReceiver._next, []
+
+
+def stretches(*args):
+    set_once = "reflect('java.lang.System', 'setProperty', 'a.task.has.failed', 'yes')"
+    return read(*args).where(f"coalesce({set_once}, '') = 'yes' OR raise_error('once') IS NULL")
+
+
+def frame(*args):
+    got = next_frame(*args)
+    if got is None or len(got) or cut:
+        return got
+    return cut.append(args)
+
+
+query.SparkQuery._stretches, FrameReceiver._next = stretches, frame
+runpy.run_module("bridge", run_name="__main__")
+"""
+"""The command, whose first reading task fails at its first record, and whose sending task loses its connection when all
+its rows are taken in."""
+
+
+@pytest.mark.fault("a failed task under a rebuild")
+def test_a_failed_task_is_tried_again(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """A task that reads, and the one that sends, fail once each: the job goes on, and nothing counts twice."""
+    settings, name = one_log(broker, topics, tmp_path / "data")
+    ran = run_command(broker, settings, tmp_path, FAILS_TWICE, {})
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == f"{name[0]}/0: {COUNT} offsets read up to {COUNT}, {COUNT - 150} timers of them are pending\n"
+    assert pending_of(settings, name) == COUNT - 150
+
+
+def pending_of(settings: Settings, name: SourceName) -> int:
+    """The pending timers of an index, as the next start counts them."""
+    cluster, now_ms = Cluster(settings), SystemClock().now_ms()
+    offset, metadata = cluster.committed(settings.group_id, [name])[name]
+    state, ids = decode_metadata(name, offset, metadata), cluster.topic_ids([name[0]])
+    directory = StoreDirectory.take(settings.store.directory, cluster.describe().cluster_id, ids)
+    try:
+        store = opened(directory, name, state, now_ms)
+        count = store.stats().pending
+        store.close()
+    finally:
+        directory.release()
+    return count
+
+
+def run_command(
+    broker: Broker, settings: Settings, directory: Path, program: str, spark: Mapping[str, Any]
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that runs the command, with its configuration in `directory`."""
+    tree = {
+        "bridge": {"id": settings.bridge.id},
+        "kafka": {"common": {"bootstrap.servers": broker.bootstrap}},
+        "delay_topics": {topic: {} for topic in settings.delay_topics},
+        "store": {"directory": str(settings.store.directory)},
+        "spark": {"conf": {"spark.driver.extraJavaOptions": SHORT_LIVED}} | dict(spark),
+    }
+    file = directory / "bridge.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    command = [sys.executable, "-c", program, "rebuild", "--config", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.fault("a job of Spark that stands still")
 def test_a_job_without_progress_is_cancelled(
     broker: Broker, topics: Topics, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -371,21 +469,11 @@ def test_a_cluster_reads_the_ranges(broker: Broker, topics: Topics, tmp_path: Pa
     settings, name = one_log(broker, topics, tmp_path / "data")
     conf = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": SHORT_LIVED}
     conf |= {"spark.driver.bindAddress": ADDRESS, "spark.driver.extraJavaOptions": SHORT_LIVED}
-    ranges = "from bridge.ingest import query; query.RANGE_RECORDS = 500; import runpy; "
+    program = "from bridge.ingest import query; query.RANGE_RECORDS = 500; import runpy; "
+    program += "runpy.run_module('bridge', run_name='__main__')"
     with SparkCluster(tmp_path / "cluster", workers=2, cores=1, names={BRIDGE: ADDRESS}) as cluster:
         spark = {"master": cluster.master, "executor_host": BRIDGE, "conf": conf}
-        tree = {
-            "bridge": {"id": settings.bridge.id},
-            "kafka": {"common": {"bootstrap.servers": broker.bootstrap}},
-            "delay_topics": {name[0]: {}},
-            "store": {"directory": str(settings.store.directory)},
-            "spark": spark,
-        }
-        file = tmp_path / "bridge.yaml"
-        file.write_text(yaml.safe_dump(tree))
-        program = f"{ranges}runpy.run_module('bridge', run_name='__main__')"
-        command = [sys.executable, "-c", program, "rebuild", "--config", str(file)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = run_command(broker, settings, tmp_path, program, spark)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"{name[0]}/0: {COUNT} offsets read up to {COUNT}, {COUNT - 150} timers of them are pending\n"
 
@@ -412,7 +500,8 @@ def one_log(broker: Broker, topics: Topics, directory: Path, partitions: int = 1
 
 @pytest.mark.fault("the loss of the index")
 def test_the_command_makes_the_index_of_a_start(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """After the loss of the index, the command makes it, a start reads nothing again, and each message arrives once."""
+    """After the loss of the index, the command makes it, a start reads nothing again, and each message arrives once.
+    With shared storage, the start uploads it, and an instance with an empty disk adopts it."""
     delay, target = topics.delay(partitions=2), topics.create("orders")
     due_ms = SystemClock().now_ms() + 120_000
     with RunningBridge(tmp_path, broker.bootstrap, delay, spark=False) as bridge:
@@ -433,9 +522,26 @@ def test_the_command_makes_the_index_of_a_start(broker: Broker, topics: Topics, 
         assert [line.rpartition(", ")[2] for line in ran.stdout.splitlines()] == [
             f"{COUNT // 2} timers of them are pending"
         ] * 2
+        remote = tmp_path / "remote"
+        remote.mkdir()
+        bridge.configure({"store": {"remote": f"file://{remote}"}})
         bridge.start()
         (opened_event,) = bridge.events("index-opened")
         assert opened_event["read_again"] == 0 and opened_event["without_index"] == 0
+        wait_until(lambda: is_copied(bridge, remote), DEADLINE_S, bridge.tail)
+        bridge.kill()
+        shutil.rmtree(bridge.data)
+        bridge.start()
+        assert {each["partition"] for each in bridge.events("index-adopted")} == {0, 1}, "it was uploaded"
+        (opened_event,) = bridge.events("index-opened")
+        assert opened_event["without_index"] == 0
         with TopicReader(broker.bootstrap, [target]) as reader:
             assert_each_once((int(each.value or b"") for each in reader.wait_for(COUNT + 2, 300)), COUNT + 2)
         assert bridge.stop() == 0
+
+
+def is_copied(bridge: RunningBridge, remote: Path) -> bool:
+    """Whether committed manifests of both partitions have the present indexes."""
+    return len({each.parent for each in remote.rglob("*.manifest")}) == 2 and (
+        bridge.metrics()["remote_manifest_age_seconds"] == 0
+    )

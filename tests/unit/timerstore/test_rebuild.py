@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,16 +44,28 @@ def a_log() -> list[Record]:
     return log
 
 
-def rebuilt(rig: Rig, log: Sequence[Record]) -> Rebuild:
-    """A rebuild that has taken in the rows of a log behind the index, as the job sends them."""
-    made = Rebuild(rig.store, NOW_MS)
+def sent(made: Rebuild, rig: Rig, log: Sequence[Record]) -> list[Callable[[], None]]:
+    """The calls with the rows of a log behind the index, as the job sends them."""
     behind = log[rig.store.resume_offset() or 0 : rig.committed.offset]
     is_first = [r for r in behind if r.kind not in (Kind.TIMER, Kind.REJECT) or r.replace or r.rolls == UNCOPYABLE]
-    for i in range(0, len(is_first), 4):
-        made.commands(entries(is_first[i : i + 4]))
     timers = sorted((r for r in behind if r.kind == Kind.TIMER), key=lambda record: (record.at_ms, record.offset))
-    for i in range(0, len(timers), 7):
-        made.timers(entries(timers[i : i + 7]))
+    return [
+        *(partial(made.commands, entries(is_first[i : i + 4])) for i in range(0, len(is_first), 4)),
+        *(partial(made.timers, entries(timers[i : i + 7])) for i in range(0, len(timers), 7)),
+    ]
+
+
+def rebuilt(rig: Rig, log: Sequence[Record], failed: Sequence[int] = ()) -> Rebuild:
+    """A rebuild that has taken in the rows of a log behind the index, after attempts that failed behind this number of
+    calls."""
+    made = Rebuild(rig.store, NOW_MS)
+    calls = sent(made, rig, log)
+    for count in failed:
+        for call in calls[:count]:
+            call()
+        made.begin_again()
+    for call in calls:
+        call()
     made.write()
     return made
 
@@ -97,6 +110,42 @@ def test_an_index_goes_on_where_it_ends(tmp_path: Path, stored: int, monkeypatch
     delivered = [record.offset for record in made.delivered if record.kind == Kind.TIMER]
     read.finish(10_000_000)
     assert sorted(delivered) == sorted(record.offset for record in read.delivered if record.kind == Kind.TIMER)
+
+
+@pytest.mark.fault("a failed task under a rebuild")
+@pytest.mark.parametrize("stored", [0, 40, 70])
+def test_rows_of_a_failed_attempt_do_not_count(tmp_path: Path, stored: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that sends its rows once more, behind any part of them, makes the same index, and leaves no other file."""
+    monkeypatch.setattr("timerstore.rebuild.ROW_GROUP_ROWS", 10)
+    log = a_log()
+    made: list[tuple[object, ...]] = []
+    attempts: list[list[int]] = [[], [2], [5, 8], [99, 11], [99]]
+    for failed in attempts:
+        directory = tmp_path / "-".join(map(str, failed or ["none"]))
+        directory.mkdir()
+        rig = Rig(directory, limits=LIMITS)
+        rig.log, rig.committed = log[:stored], Progress(stored)
+        rig.reopen()
+        if stored:
+            rig.ingest()
+            rig.store.maintenance.flush(NOW_MS)
+        rig.log, rig.committed = log, Progress(len(log), Position(2_000_025, 0))
+        rig.reopen()
+        rebuild = rebuilt(rig, log, failed)
+        rebuild.publish()
+        files = {path.name for path in directory.glob("*.parquet")}
+        assert files == {each.name for each in checkpoint_of(rig).segments}
+        rig.reopen()
+        lookup = rig.store.state.cancels.tombstones.lookup().merged()
+        cancels = [tuple(each) for run in lookup for each in zip(run.keys.hi, run.keys.lo, run.offset, strict=True)]
+        made.append((pending(rig.store), rebuild.rows, cancels))
+    assert all(each == made[0] for each in made)
+
+
+def checkpoint_of(rig: Rig) -> checkpoint.Checkpoint:
+    found = recovery.find(rig.directory, rig.identity, NOW_MS).checkpoint
+    assert found is not None
+    return found
 
 
 @pytest.mark.fault("a crash of a rebuild")
@@ -186,7 +235,7 @@ def _no_room(*_: object, **__: object) -> None:
 
 
 def test_timers_out_of_order_are_refused(tmp_path: Path) -> None:
-    """A task that runs twice repeats rows: nothing is taken in twice."""
+    """Rows that come twice in one attempt are not taken in."""
     rig = Rig(tmp_path)
     rig.committed = replace(rig.committed, offset=60)
     rig.reopen()

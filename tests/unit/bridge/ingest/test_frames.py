@@ -57,9 +57,10 @@ class Bench:
     def __init__(self, way: FromElsewhere | None = None) -> None:
         self.taken: list[pa.Table] = []
         self.tasks = 0
+        self.ended = 0
         self.failures: list[Exception] = []
         self.refuses: Exception | None = None
-        self.receiver = FrameReceiver(self.take, self.begin, self.failures.append, way)
+        self.receiver = FrameReceiver(self.take, self.begin, self.failures.append, way, self.end)
 
     def take(self, table: pa.Table) -> None:
         if self.refuses is not None:
@@ -68,6 +69,11 @@ class Bench:
 
     def begin(self) -> None:
         self.tasks += 1
+
+    def end(self) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.ended += 1
 
     def connect(self, token: str | None = None) -> socket.socket:
         address = self.receiver.address
@@ -94,10 +100,12 @@ def test_frames_are_taken_in_their_order_and_then_acknowledged(bench: Bench) -> 
     with bench.connect() as connection:
         connection.sendall(TASK + frame(entries(0, 3)) + TASK + frame(entries(3, 4))[:50])
         wait_until(lambda: bench.taken, SEEN_S, "a whole frame is taken, whatever follows")
+        assert not bench.ended
         connection.sendall(frame(entries(3, 4))[50:] + LAST)
         assert connection.recv(1) == STORED and connection.recv(1) == b""
     assert [table.column("offset").to_pylist() for table in bench.taken] == [[0, 1, 2], [3]]
     assert bench.taken[1].equals(entries(3, 4)) and bench.tasks == 2 and not bench.failures
+    assert bench.ended == 1
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "0" * 32])
@@ -118,11 +126,20 @@ def test_a_frame_that_is_not_taken_ends_the_connection(bench: Bench) -> None:
     assert bench.failures == [bench.refuses]
 
 
+def test_an_end_that_is_refused_is_not_acknowledged(bench: Bench) -> None:
+    """Another attempt of the task may count in its place."""
+    bench.refuses = RuntimeError("no")
+    with bench.connect() as connection:
+        connection.sendall(TASK + LAST)
+        assert closed(connection)
+    assert bench.failures == [bench.refuses]
+
+
 def test_a_task_that_dies_in_a_frame_leaves_what_was_whole(bench: Bench) -> None:
     with bench.connect() as connection:
         connection.sendall(frame(entries(0, 1)) + frame(entries(1, 9))[:-1])
     wait_until(lambda: bench.taken and not bench.receiver._connections, SEEN_S, "the connection is gone")
-    assert [len(table) for table in bench.taken] == [1] and not bench.failures
+    assert [len(table) for table in bench.taken] == [1] and not bench.failures and not bench.ended
 
 
 def test_a_close_ends_what_still_sends(bench: Bench) -> None:

@@ -30,6 +30,7 @@ from bridge.wire.decode_epochs import (
     DecodeEpochs,
     DecodeParameters,
     amend_epochs,
+    epochs_within,
     goes_back,
     largest_roll_window_ms,
 )
@@ -232,6 +233,31 @@ def test_a_return_to_earlier_parameters_is_told_from_a_change() -> None:
     assert goes_back(once, twice) and goes_back(twice, again)
     assert not goes_back((), epochs((0, A))) and not goes_back(epochs((0, A)), once)
     assert not goes_back(twice, amend_epochs(twice, 12, 0, A)) and not goes_back(twice, amend_epochs(twice, 12, 0, C))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "within"),
+    [
+        pytest.param(0, 20, epochs((0, A), (5, B), (7, C)), id="all"),
+        pytest.param(0, 7, epochs((0, A), (5, B)), id="an epoch at the end has none of the records"),
+        pytest.param(5, 7, epochs((0, B)), id="one that begins at the first of them has it"),
+        pytest.param(4, 6, epochs((0, A), (5, B)), id="the first of them has the epoch before"),
+        pytest.param(9, 9, (), id="no records"),
+        pytest.param(9, 7, (), id="the log begins behind them"),
+    ],
+)
+def test_the_epochs_of_records(begin: int, end: int, within: DecodeEpochs) -> None:
+    """The parameters of each, and no others."""
+    assert epochs_within(epochs((0, A), (5, B), (7, C)), begin, end) == within
+
+
+@given(all_epochs, st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 5_000), decode_parameters)
+def test_an_owner_changes_no_epochs_of_records_that_others_read(
+    before: DecodeEpochs, begin: int, read_to: int, further: int, configured: DecodeParameters
+) -> None:
+    """Those from a place in the log up to an earlier committed offset are as they were, after any amendment."""
+    amended = amend_epochs(before, read_to + further, begin, configured)
+    assert epochs_within(amended, begin, read_to) == epochs_within(before, begin, read_to)
 
 
 @given(all_epochs, st.integers(0, 5_000), st.integers(0, 5_000), decode_parameters)
