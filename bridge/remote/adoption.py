@@ -24,14 +24,14 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from bridge.remote.objects import CALL_S, PART_BYTES, Objects, RemoteTrouble, RemoteUnavailable
+from bridge.remote.objects import CALL_S, PARTS_AT_ONCE, Objects, RemoteTrouble, RemoteUnavailable
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, new_name, prefix_of
 from bridge.stores.names import SourceName
 from bridge.telemetry.metrics import Metrics
@@ -193,15 +193,17 @@ class _Fetch:
 
     def _download(self, file: NamedFile, stored: Stored, path: Path) -> None:
         key, digest = stored
-        found = digest_of()
-        with path.open("wb") as opened:
-            for start in range(0, file.bytes, PART_BYTES):
+        is_last, found = self.candidate.may_be_the_last(), digest_of()
+        # The last copy may be slow, and each request has its time: so one part gets the whole network.
+        parts = self.objects.parts(self.prefix + key, file.bytes, 1 if is_last else PARTS_AT_ONCE)
+        self._step()
+        with path.open("wb") as opened, closing(parts):
+            for piece in parts:
+                if is_last:
+                    self.moved_s = self.clock.monotonic_s()
                 self._step()
-                piece = self.objects.get_part(self.prefix + key, start, min(PART_BYTES, file.bytes - start))
                 found.update(piece)
                 opened.write(piece)
-                if self.candidate.may_be_the_last():
-                    self.moved_s = self.clock.monotonic_s()
             opened.flush()
             os.fsync(opened.fileno())
         if found.hexdigest() != digest:

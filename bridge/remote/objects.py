@@ -5,9 +5,11 @@ Credentials come from the environment, as cloud SDKs find them; no reason of an 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -24,6 +26,8 @@ from bridge.settings.secrets import Redactor
 
 PART_BYTES: Final = 5 << 20
 """The size of a request; S3 takes no smaller parts."""
+PARTS_AT_ONCE: Final = 4
+"""Requests for parts of an object: their answers share the network, and each has `REQUEST_S`."""
 REQUEST_S: Final = 20.0
 RETRIES: Final = 1
 CALL_S: Final = (RETRIES + 1) * REQUEST_S + 10.0
@@ -119,9 +123,21 @@ class Objects:
                 raise RemoteTrouble(f"{key} has {found.meta['size']} bytes")
             return bytes(found.bytes())
 
-    def get_part(self, key: str, start: int, length: int) -> bytes:
-        with self._call("read", key):
-            return bytes(obstore.get_range(self._store, key, start=start, length=length))
+    def parts(self, key: str, size: int, at_once: int = PARTS_AT_ONCE) -> Generator[bytes]:
+        """An object of this size, in order; memory holds `at_once` parts, whose requests are under way together. Close
+        the iterator: that ends them."""
+        with self._call("read", key), asyncio.Runner() as runner:
+            loop, begun = runner.get_loop(), deque[asyncio.Task[bytes]]()
+            loop.set_exception_handler(lambda *_: None)  # the first error is the reason, not those of later parts
+            for start in range(0, size, PART_BYTES):
+                begun.append(loop.create_task(self._part(key, start, min(PART_BYTES, size - start))))
+                if len(begun) == at_once:
+                    yield loop.run_until_complete(begun.popleft())
+            while begun:
+                yield loop.run_until_complete(begun.popleft())
+
+    async def _part(self, key: str, start: int, length: int) -> bytes:
+        return bytes(await obstore.get_range_async(self._store, key, start=start, length=length))
 
     def keys(self, prefix: str, step: Callable[[], None]) -> Iterator[str]:
         """The keys below a prefix, perhaps an old list; `step` is called for each page. Of a mounted directory, also

@@ -37,12 +37,14 @@ ingest has caught up, the log may lose their records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels import tombstones
@@ -288,9 +290,9 @@ def _restore(
     state.next_segment += max((files.number_of(file.named.name) for file in kept), default=0)
     for file in kept:
         state.timerlog.add(file)
-        for part in _count_pending(file, state):
+        for part in segment.read_counts(file):
             state.pending.add(part)
-        for part in covered_in(state, file):
+        for part in chain(_finished_in(file, state.resident.committed), covered_in(state, file)):
             state.pending.remove_counted(part)
         progress(len(kept), len(kept))
     return state
@@ -332,20 +334,18 @@ def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> t
     return removed, tuple(sorted(directory.glob(f"*{files.ASIDE_SUFFIX}")))
 
 
-def _count_pending(opened: Segment, state: StoreState) -> Iterable[Tally]:
-    """Counts of a segment's pending rows: from its footer if all are pending, else from its rows."""
-    committed = state.resident.committed
-    return segment.read_counts(opened) if opened.first > committed.highest else _count_unfinished(opened, committed)
-
-
-def _count_unfinished(opened: Segment, committed: Progress) -> Iterator[Tally]:
-    """Counts of a segment's unfinished rows, with cancelled ones, for each row group. Raises Corrupt, DiskFailure."""
+def _finished_in(opened: Segment, committed: Progress) -> Iterator[Tally]:
+    """Counts of a segment's finished rows, with cancelled ones. It reads the row groups that may have any: their number
+    does not depend on the pending rows. Raises Corrupt, DiskFailure."""
+    groups = np.flatnonzero(opened.fences.at_or_below(committed.highest)).tolist()
+    if not groups:
+        return
     with segment.SegmentReader(opened) as reader:
-        for group in range(len(opened.group_rows)):
+        for group in groups:
             table = reader.read(group, ["offset", "at", "target", "schedule"])
             rows = select(table)
-            pending = rows[~committed.finished(rows)]
-            yield tally(pending.at, labels(table).take(pa.array(pending.row)))
+            finished = rows[committed.finished(rows)]
+            yield tally(finished.at, labels(table).take(pa.array(finished.row)))
 
 
 def lies_before(state: Progress, found: Checkpoint, covered: int) -> bool:

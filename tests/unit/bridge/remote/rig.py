@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
 
+from bridge.remote import objects as objects_module
 from bridge.remote.adoption import Adoption, Candidate
-from bridge.remote.objects import Objects, RemoteUnavailable
+from bridge.remote.objects import PARTS_AT_ONCE, Objects, RemoteUnavailable
 from bridge.remote.uploads import Uploads
 from bridge.stores.names import SourceName
 from bridge.telemetry.metrics import Metrics
@@ -54,8 +56,10 @@ class FaultyObjects(Objects):
     def get(self, key: str) -> bytes:
         return bytes(self._do("get", key, lambda: super(FaultyObjects, self).get(key)))
 
-    def get_part(self, key: str, start: int, length: int) -> bytes:
-        return bytes(self._do("get_part", key, lambda: super(FaultyObjects, self).get_part(key, start, length)))
+    def parts(self, key: str, size: int, at_once: int = PARTS_AT_ONCE) -> Generator[bytes]:
+        with closing(super().parts(key, size, at_once)) as parts:
+            for _ in range(0, size, objects_module.PART_BYTES):
+                yield bytes(self._do("get_part", key, lambda: next(parts)))
 
     def keys(self, prefix: str, step: Callable[[], None]) -> Iterator[str]:
         found = list(self._do("list", prefix, lambda: list(super(FaultyObjects, self).keys(prefix, step))))

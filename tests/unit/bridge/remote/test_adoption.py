@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bridge.remote import adoption as adoption_module
+from bridge.remote import objects as objects_module
 from bridge.remote.objects import Missing, RemoteUnavailable
 from dev.harness.waiting import wait_until
 from tests.unit.bridge.remote.rig import Instance
@@ -154,7 +155,7 @@ def test_without_room_for_the_first_thread_no_partition_waits(one: Instance, oth
 
 def test_the_last_copy_may_be_slow(one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time counts from the last part: a poorer index would take its place."""
-    monkeypatch.setattr(adoption_module, "PART_BYTES", 500)
+    monkeypatch.setattr(objects_module, "PART_BYTES", 500)
     other.takes_over(one).rig.log_starts[ORDERS] = 4
     one.objects.fault = lambda what, _: other.clock.advance(20_000) if what == "before get_part" else None
     assert other.adopt() and other.covered() == 4

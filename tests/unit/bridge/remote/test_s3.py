@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import obstore
 import pytest
 from obstore.exceptions import PermissionDeniedError
 
+from bridge.remote import objects as objects_module
 from bridge.remote.objects import PART_BYTES, Missing, Objects, RemoteTrouble, RemoteUnavailable
 from bridge.settings.model import Settings
 from bridge.settings.reserved import REMOTE_URI
@@ -80,17 +83,15 @@ def test_an_instance_goes_on_from_a_copy_on_s3(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("environment")
 def test_large_files_go_in_parts(tmp_path: Path) -> None:
-    """Each part is shown before it is sent; any part can be read alone."""
+    """Each part is shown before it is sent, and they come in order, however many are under way."""
     objects, path, pieces = Objects(URI), tmp_path / "large", list[int]()
     for size in (0, 1, PART_BYTES, 2 * PART_BYTES + 7):
         content = bytes(range(256)) * (size // 256) + bytes(size % 256)
         path.write_bytes(content)
         with path.open("rb") as file:
             objects.put_file("large", file, lambda piece: pieces.append(len(piece)))
-        assert (
-            b"".join(objects.get_part("large", at, min(PART_BYTES, size - at)) for at in range(0, size, PART_BYTES))
-            == content
-        )
+        for at_once in (1, 4):
+            assert b"".join(objects.parts("large", size, at_once)) == content
         assert objects.exists("large")
     assert max(pieces) == PART_BYTES
     objects.delete("large")
@@ -98,6 +99,39 @@ def test_large_files_go_in_parts(tmp_path: Path) -> None:
     assert not objects.exists("large")
     with pytest.raises(Missing):
         objects.get("large")
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_parts_are_under_way_together(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as asked for, and no more. After an error none is."""
+    monkeypatch.setattr(objects_module, "PART_BYTES", 10)
+    objects, content = Objects(URI), bytes(range(157))
+    objects.put("parts", content)
+    real, under_way, most = obstore.get_range_async, 0, 0
+
+    def read(fails_at: int) -> bytes:
+        together = asyncio.Barrier(at_once)
+
+        async def part(*args: Any, start: int, length: int) -> Any:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            try:
+                await asyncio.wait_for(together.wait(), SERVES_S)
+                if start >= fails_at:
+                    raise OSError("a lost connection")
+                return await real(*args, start=start, length=length)
+            finally:
+                under_way -= 1
+
+        with mock.patch.object(obstore, "get_range_async", part):
+            return b"".join(objects.parts("parts", len(content), at_once))
+
+    assert read(fails_at=len(content)) == content and most == at_once
+    with pytest.raises(RemoteUnavailable, match="a lost connection"):
+        read(fails_at=30)
+    assert not under_way
 
 
 @pytest.mark.usefixtures("environment")

@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,33 @@ def test_a_damaged_page_that_counting_comes_across_means_a_rebuild(tmp_path: Pat
         path.write_bytes(content)
     assert "rebuilt from Kafka" in reports[0]
     rig.open()
+    finish(rig)
+
+
+def test_opening_reads_what_delivery_has_passed_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counts are those of the pending rows, whose number does not make an opening longer."""
+    monkeypatch.setattr(timerstore.log.segment, "ROW_GROUP_ROWS", 4)
+    rig = Rig(tmp_path / "store")
+    rig.produce(*range(SOON_MS, SOON_MS + 40))
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    rig.load(SOON_MS)
+    assert len(rig.deliver(SOON_MS + 5)) == 6
+    read: list[int] = []
+    real = timerstore.log.segment.SegmentReader.read
+
+    def noted(reader: Any, group: int, columns: Sequence[str]) -> pa.Table:
+        read.append(group)
+        return real(reader, group, columns)
+
+    monkeypatch.setattr(timerstore.log.segment.SegmentReader, "read", noted)
+    pending = rig.reopen().state.pending
+    assert read == [0, 1]
+    assert (len(pending), sum(pending.by_target().values())) == (34, 34)
+    assert pending.histogram.until(SOON_MS, FAR_MS) == (0, 34)
     finish(rig)
 
 
