@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,7 @@ from timerstore.cancels.tombstones import Lookup
 from timerstore.memory.chunks import joined, materialize
 from timerstore.memory.memory import Memory
 from timerstore.memory.ready import plain
-from timerstore.memory.sorted_runs import RowRefs, concat
+from timerstore.memory.sorted_runs import EMPTY, RowRefs
 from timerstore.operations.state import Taken
 from timerstore.operations.transaction import CANCELLED_TAKES_MAX, GATHERED_AHEAD_MS, Transaction
 from timerstore.rows.entry import NO_PAYLOAD
@@ -146,9 +147,12 @@ class Loan:
                 popped = self._memory.merged.pop_until(_end_of(until_ms), max(0, room))
                 self._memory.merged.gather_near(popped, _end_of(until_ms + GATHERED_AHEAD_MS))
                 payloads = self._memory.chunks.payloads(popped.chunk)
-                rows = plain(popped)
                 open_ = [(mine, self._transaction(source)) for source, mine in _by_source(popped.offset)]
-                lent = [(mine, each, *each.lend(rows[mine])) for mine, each in open_]
+                rows, ends = popped, np.cumsum([0, *(len(mine) for mine, _ in open_)]).tolist()
+                if open_:  # one copy, and slices of it
+                    rows = plain(popped[np.concatenate([mine for mine, _ in open_])])
+                parts = (rows[begin:end] for begin, end in pairwise(ends))
+                lent = [(mine, each, *each.lend(part)) for (mine, each), part in zip(open_, parts, strict=True)]
             handed_out = self._handed_out(popped, materialize(payloads, popped.chunk, popped.row), lent)
             if len(handed_out) or not len(popped):
                 break
@@ -270,7 +274,8 @@ class Loan:
                     ends.callback(transaction.finish, progress)
                 self._lenders[source].followed_ms = self._now_ms
             finished = [self._open[source] for source in self._moves if source in self._open]
-            memory.chunks.release(concat([rows for each in finished for rows in each.references]).chunk)
+            chunks = [rows.chunk for each in finished for rows in each.references]
+            memory.chunks.release(np.concatenate([EMPTY.chunk, *chunks]))
             memory.changed.notify_all()
 
     def rollback(self) -> None:

@@ -80,6 +80,7 @@ RESET_TO_COMMITTED = "`delay-bridge reset-offsets --to committed`"
 _REQUIRED = {"v", "t", "n", "p", "h"}
 _KNOWN = _REQUIRED | {"c", "e", "f", "g", "m", "s", "x"}
 _MANIFEST: Final = re.compile("[0-9a-f]{16}")
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 WHY_CHARS_MAX: Final = 100
@@ -333,7 +334,7 @@ def are_too_long(pauses: Said) -> bool:
 
 
 def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True)
+    return _ENCODER.encode(value)
 
 
 def are_same_progress(states: Mapping[SourceName, CommittedState], others: Mapping[SourceName, CommittedState]) -> bool:

@@ -84,7 +84,8 @@ class LogNotes:
                 result[name] = replace(result.get(name, states[name]), manifest=manifest)
         for name, under in noted.items():
             if name in result or (name in states and _is_news(states[name], under)):
-                result[name] = replace(result.get(name, states[name]), read_under=under)
+                state = result.get(name, states[name])
+                result[name] = state if state.read_under == under else replace(state, read_under=under)
         return result
 
 
