@@ -63,10 +63,11 @@ class LetterTopics:
         return read_redriven(self.topics[message.topic() or ""].topic_id, message.value(), record_place(message))
 
 
-def make_consumer(settings: Settings) -> Consumer:
-    """A consumer of committed records. It does not join its group, the bridge's, which every user of the configuration
-    may name."""
+def make_consumer(settings: Settings, isolation: str = "read_committed") -> Consumer:
+    """A consumer of records, of committed ones by default. It does not join its group, the bridge's, which every user
+    of the configuration may name."""
     reading = librdkafka(settings, "consumer") | {
+        "isolation.level": isolation,
         "auto.offset.reset": "earliest",
         "enable.partition.eof": True,
         "queued.max.messages.kbytes": "16384",

@@ -10,6 +10,8 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from bridge.delivery.doubt import look_up
+from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.producer.outcomes import Failure, Indefinite
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, are_offsets_pending
 from bridge.errors import EnvironmentFailure, StateError
@@ -137,6 +139,45 @@ def test_a_commit_that_was_not_answered_is_found_out_about(cluster: LosingCluste
         rig.add(timers(rig, target, 1, first=ROWS))
         rig.wait_delivered()
         assert [record.value for record in read_committed(cluster.bootstrap, target)] == [b"v0", b"v1", b"v2", b"v3"]
+
+
+@pytest.mark.fault("a lost transaction marker in a target of messages in doubt")
+def test_messages_in_doubt_do_not_wait_for_a_transaction_that_their_delivery_ends(
+    cluster: LosingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages without a record in their target are delivered, although a transaction without an end hides the rest of
+    it. Their delivery ends that transaction, too."""
+    monkeypatch.setattr(look_up, "QUIET_S", 3.0)
+    delay, target = cluster.create(ROWS + 1)
+    rig, writer = rig_with_interference(
+        cluster, delay, session_timeout="5m", make_producer=cluster.losing_once(), renews=False
+    )  # renewed, the id would be repaired before the next transaction
+    inner: Any = writer.writer
+
+    def send_nothing() -> None:
+        inner.send = len_of
+        writer.before_commit.append(end)
+
+    def len_of(batch: Batch, **_: object) -> int:
+        return len(batch)
+
+    def end() -> None:
+        del inner.send
+        inner._unasked = KafkaError(KafkaError.INVALID_TXN_STATE)
+        raise inner._broken(Failure.of(inner._unasked))
+
+    with rig:
+        rig.add(timers(rig, target, ROWS))
+        rig.start()
+        rig.wait_delivered()
+        cluster.regain(rig.settings)
+        wait_until(rig.is_ready, DEADLINE_S, "another id is ready")
+        writer.on_send.append(send_nothing)
+        rig.add(timers(rig, target, 1, first=ROWS))
+        rig.wait_delivered(2 * DEADLINE_S)
+        assert rig.tally.found == 0
+        assert [record.value for record in read_committed(cluster.bootstrap, target)] == [b"v0", b"v1", b"v2", b"v3"]
+        assert not are_offsets_pending(rig.settings)
 
 
 def test_stable_offsets_are_not_pending(cluster: LosingCluster) -> None:

@@ -26,7 +26,7 @@ from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.doubt.doubt_file import DoubtFile
 from bridge.delivery.doubt.doubts import Doubts
 from bridge.delivery.doubt.look_up import WHOLE, Place
-from bridge.delivery.doubt.records import See
+from bridge.delivery.doubt.records import IsSought, See
 from bridge.delivery.doubt.torn_states import TornStates
 from bridge.delivery.narrowing import STRIKES_MAX
 from bridge.delivery.plan.backoff import RetryPolicy
@@ -453,6 +453,7 @@ class DispatchRig:
         self,
         since: Mapping[Place, int],
         see: See,
+        is_sought: IsSought,  # noqa: ARG002 - nothing is hidden
         is_over: Callable[[], bool],  # noqa: ARG002 - it is not interrupted
     ) -> Iterator[tuple[Place, str]]:
         """What a look-up of records reads, but for the topics that may not be read."""

@@ -6,25 +6,31 @@ transaction. Elsewhere it begins at a time: the clock is that of the client that
 which may be behind. Timestamps of other producers only make the read longer: it begins at the first record that is not
 older.
 
+An open transaction hides the rest of its partition from consumers. It may be one of the bridge's own, if the brokers
+have lost its end: then only the next delivery ends it, and that may wait for this look-up. So the rest is read as well,
+with aborted and open records. Without a record of a row in doubt there, the partition is read. The transaction in doubt
+adds none later: its id has a new epoch.
+
 The consumer unpacks whole batches in this process. Places in which two processes have ended are read batch by batch in
 a process of their own (ingest/batches).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from bridge.delivery.doubt.records import See
+from bridge.delivery.doubt.records import IsSought, See
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import kafka_error
 from bridge.stores.names import SourceName
+from bridge.wire.headers import Headers
 from bridge.wire.received import Record, headers_of
 from timerstore.clock import Clock
 
@@ -35,11 +41,11 @@ WHOLE: Final = -1
 BEHIND_MS: Final = 60_000
 """The largest lag of a broker's clock behind the bridge's."""
 QUIET_S: Final = 30.0
-"""The longest silence: after it, another producer's transaction is open, or a partition has no leader."""
+"""The longest silence: after it, a transaction is open, or a partition has no leader."""
 MISSING: Final = "the topic is not there"
 MISSING_S: Final = 60.0
 """A topic that is missing for this long is gone; a broker that has just started does not know all topics."""
-NOT_READ: Final = "not read to its end: another producer's transaction is open, a partition has no leader, or too much"
+NOT_READ: Final = "not read to its end: a transaction is open, a partition has no leader, or too much"
 RECORDS_MAX: Final = 10_000_000
 """The limit of one look-up, which takes a share of the processor."""
 POLL_RECORDS: Final = 1_000
@@ -52,13 +58,13 @@ class LookUp:
     def __init__(
         self,
         cluster: Cluster,
-        make_consumer: Callable[[], Consumer],
+        make_consumer: Callable[[str], Consumer],
         clock: Clock,
         mark: ReadingMark,
         read_batches: Callable[[Sequence[Stretch], Callable[[], bool]], Iterator[tuple[SourceName, Found]]],
     ) -> None:
-        """`make_consumer` makes a consumer that reads committed records and reports ends of partitions;
-        `read_batches` is that of a `BatchReader`."""
+        """`make_consumer` makes a consumer with that `isolation.level` which reports ends of partitions; `read_batches`
+        is that of a `BatchReader`."""
         self._cluster = cluster
         self._make_consumer = make_consumer
         self._clock = clock
@@ -67,11 +73,11 @@ class LookUp:
         """The beginning of each topic's absence."""
 
     def __call__(
-        self, since: Mapping[Place, int], see: See, is_over: Callable[[], bool]
+        self, since: Mapping[Place, int], see: See, is_sought: IsSought, is_over: Callable[[], bool]
     ) -> Iterator[tuple[Place, str]]:
         """Have `see` look at all records of these places, from a time in ms if they are WHOLE, from an offset on
-        otherwise. Yields each finished place at once, with the reason if it could not be read. Ends early if it
-        `is_over`.
+        otherwise; a record that an open transaction hides must not be one that `is_sought`. Yields each finished place
+        at once, with the reason if it could not be read. Ends early if it `is_over`.
         """
         stretches: dict[Place, dict[Place, tuple[int, int]]] = {}
         for place, begin in since.items():
@@ -88,7 +94,9 @@ class LookUp:
             if part in left and self._mark.is_suspect(part, start):
                 yield from self._read_apart(Stretch(name=part, begin=start, end=end), left, see, is_over)
         try:
-            yield from self._read({part: parts[part] for part in left}, left, see, is_over)
+            reached = yield from self._read({part: parts[part] for part in left}, left, see, is_over)
+            rest = {part: (max(parts[part][0], reached.get(part, 0)), parts[part][1]) for part in left}
+            yield from self._read_open(rest, left, is_sought, is_over)
         except (KafkaException, EnvironmentFailure) as error:
             reason = kafka_error(error).str() if isinstance(error, KafkaException) else error.message
             yield from ((place, reason) for place in dict.fromkeys(left.values()))
@@ -141,11 +149,14 @@ class LookUp:
         left: dict[Place, Place],
         see: See,
         is_over: Callable[[], bool],
-    ) -> Iterator[tuple[Place, str]]:
-        """`left`: the partitions to read, each with its place; a partition that is done leaves it."""
+        isolation: str = "read_committed",
+    ) -> Generator[tuple[Place, str], None, dict[Place, int]]:
+        """`left`: the partitions to read, each with its place; a partition that is done leaves it. Returns the next
+        offsets of the others, as far as they were read."""
+        reached: dict[Place, int] = {}
         if not left:
-            return
-        with closing(self._make_consumer()) as consumer:
+            return reached
+        with closing(self._make_consumer(isolation)) as consumer:
             consumer.assign([TopicPartition(*part, start) for part, (start, _) in stretches.items()])
             heard_s, count, noted = self._clock.monotonic_s(), 0, 0
             while left and not is_over():
@@ -165,11 +176,32 @@ class LookUp:
                             see(*part, offset, headers_of(message) or [])
                             heard_s, count = self._clock.monotonic_s(), count + 1
                         # An open transaction ends the readable part of a log before its end.
-                        if offset + (error is None) >= end:
+                        reached[part] = offset + (error is None)
+                        if reached[part] >= end:
                             yield from _done(left, part)
                 if count > RECORDS_MAX or self._clock.monotonic_s() - heard_s > QUIET_S:
-                    yield from ((place, NOT_READ) for place in dict.fromkeys(left.values()))
-                    return
+                    break
+        return reached
+
+    def _read_open(
+        self,
+        stretches: Mapping[Place, tuple[int, int]],
+        left: dict[Place, Place],
+        is_sought: IsSought,
+        is_over: Callable[[], bool],
+    ) -> Iterator[tuple[Place, str]]:
+        """Read what an open transaction hides; `left` as for `_read`. A place with a sought record is not read: that
+        may be aborted, or committed."""
+        undecided: set[Place] = set()
+
+        def look(topic: str, partition: int, offset: int, headers: Headers) -> None:
+            if is_sought(topic, partition, offset, headers):
+                undecided.add(left[topic, partition])
+
+        for place, reason in self._read(stretches, left, look, is_over, "read_uncommitted"):
+            yield place, NOT_READ if place in undecided else reason
+        if not is_over():
+            yield from ((place, NOT_READ) for place in dict.fromkeys(left.values()))
 
 
 def _done(left: dict[Place, Place], part: Place) -> Iterator[tuple[Place, str]]:

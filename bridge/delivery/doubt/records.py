@@ -31,6 +31,8 @@ from timerstore.rows.position import Int64s
 
 See = Callable[[str, int, int, Headers], None]
 """As `Wanted.see`: topic, partition, offset, headers."""
+IsSought = Callable[[str, int, int, Headers], bool]
+"""As `Wanted.is_sought`."""
 Row = tuple[int, int, bool]
 """The row's name in records: the offset of its original, its tick, and whether it recurs."""
 Seen = Mapping[SourceName, Mapping[int, Part]]
@@ -107,6 +109,13 @@ class Wanted:
             self._see_letter(said)
         else:
             self._see_delivery(said, _number(said.get(h.TICK, b"0")))
+
+    def is_sought(self, topic: str, partition: int, offset: int, headers: Headers) -> bool:
+        """Whether a record may belong to a row. It does not count as seen: its transaction may be aborted."""
+        seen, self._seen = self._seen, defaultdict(dict)
+        self.see(topic, partition, offset, headers)
+        is_sought, self._seen = bool(self._seen), seen
+        return is_sought
 
     def _add(self, name: SourceName, offset: int, part: Part) -> None:
         mine = self._seen[name]

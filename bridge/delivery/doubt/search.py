@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from bridge.delivery.doubt.doubt_file import Doubt
 from bridge.delivery.doubt.look_up import WHOLE, Place
-from bridge.delivery.doubt.records import See, Seen, Wanted
+from bridge.delivery.doubt.records import IsSought, See, Seen, Wanted
 from bridge.stores.names import SourceName
 from bridge.telemetry.heartbeats import Beat, unwatched
 
-Read = Callable[[Mapping[Place, int], See, Callable[[], bool]], Iterator[tuple[Place, str]]]
+Read = Callable[[Mapping[Place, int], See, IsSought, Callable[[], bool]], Iterator[tuple[Place, str]]]
 """As `LookUp`."""
 
 
@@ -38,7 +38,7 @@ class DoubtSearch:
             return self._is_over.is_set()
 
         try:
-            for place, reason in self._read(self._since, self._wanted.see, is_over):
+            for place, reason in self._read(self._since, self._wanted.see, self._wanted.is_sought, is_over):
                 self._told.put((place, reason, self._wanted.take()))
                 left.pop(place, None)
         except Exception as error:  # noqa: BLE001 - it becomes the reason of a failed read, which is repeated

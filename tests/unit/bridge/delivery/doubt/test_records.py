@@ -68,7 +68,9 @@ CASES = [
 def test_a_record_tells_its_row(
     wanted: Wanted, topic: str, partition: int, headers: list[tuple[str, str | bytes]], seen: dict[int, Part]
 ) -> None:
-    """One that another producer wrote, or that belongs to another transaction, tells nothing."""
+    """One that another producer wrote, or that belongs to another transaction, tells nothing. One of a transaction
+    without an end is recognised, and is not counted."""
+    assert wanted.is_sought(topic, partition, 30, encoded(headers)) is bool(seen) and not wanted.take()
     wanted.see(topic, partition, 30, encoded(headers))
     assert dict(wanted.take()) == ({NAME: seen} if seen else {}) and not wanted.take()
 
