@@ -121,7 +121,7 @@ def test_rows_of_a_failed_attempt_do_not_count(tmp_path: Path, stored: int, monk
     made: list[tuple[object, ...]] = []
     attempts: list[list[int]] = [[], [2], [5, 8], [99, 11], [99]]
     for failed in attempts:
-        directory = tmp_path / "-".join(map(str, failed or ["none"]))
+        directory = tmp_path / ("-".join(map(str, failed)) or "none")
         directory.mkdir()
         rig = Rig(directory, limits=LIMITS)
         rig.log, rig.committed = log[:stored], Progress(stored)
