@@ -152,7 +152,7 @@ class LookUp:
         isolation: str = "read_committed",
     ) -> Generator[tuple[Place, str], None, dict[Place, int]]:
         """`left`: the partitions to read, each with its place; a partition that is done leaves it. Returns the next
-        offsets of the others, as far as they were read."""
+        offsets of the others, if any record was read."""
         reached: dict[Place, int] = {}
         if not left:
             return reached

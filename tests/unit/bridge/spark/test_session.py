@@ -48,7 +48,7 @@ def test_each_partition_has_a_slot_and_each_task_one_attempt(master: str, meant:
 @pytest.mark.parametrize("attempts", [1, 4])
 @pytest.mark.parametrize("master", ["local[2,9]", "spark://spark:7077"])
 def test_a_batch_job_may_try_its_tasks_again(master: str, attempts: int) -> None:
-    """Both ways to say it have the same number, whatever the user's are."""
+    """Both settings have the same number, even if the user sets others."""
     spark = {"master": master, "executor_host": "bridge-0", "conf": {"spark.task.maxFailures": "7"}}
     given = properties(Settings.of({"spark": spark}), JARS, 4, SCRATCH, attempts)
     assert given["spark.task.maxFailures"] == str(attempts)

@@ -255,7 +255,7 @@ def test_the_epochs_of_records(begin: int, end: int, within: DecodeEpochs) -> No
 def test_an_owner_changes_no_epochs_of_records_that_others_read(
     before: DecodeEpochs, begin: int, read_to: int, further: int, configured: DecodeParameters
 ) -> None:
-    """Those from a place in the log up to an earlier committed offset are as they were, after any amendment."""
+    """An amendment leaves the epochs from a place in the log up to an earlier committed offset alone."""
     amended = amend_epochs(before, read_to + further, begin, configured)
     assert epochs_within(amended, begin, read_to) == epochs_within(before, begin, read_to)
 
