@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
 ROWS: Final = 3
+MORE: Final = 4
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +147,9 @@ def test_messages_in_doubt_do_not_wait_for_a_transaction_that_their_delivery_end
     cluster: LosingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages without a record in their target are delivered, although a transaction without an end hides the rest of
-    it. Their delivery ends that transaction, too."""
+    it. Later deliveries end that transaction, too."""
     monkeypatch.setattr(look_up, "QUIET_S", 3.0)
-    delay, target = cluster.create(ROWS + 1)
+    delay, target = cluster.create(ROWS + 1 + MORE)
     rig, writer = rig_with_interference(
         cluster, delay, session_timeout="5m", make_producer=cluster.losing_once(), renews=False
     )  # renewed, the id would be repaired before the next transaction
@@ -176,7 +177,12 @@ def test_messages_in_doubt_do_not_wait_for_a_transaction_that_their_delivery_end
         rig.add(timers(rig, target, 1, first=ROWS))
         rig.wait_delivered(2 * DEADLINE_S)
         assert rig.tally.found == 0
-        assert [record.value for record in read_committed(cluster.bootstrap, target)] == [b"v0", b"v1", b"v2", b"v3"]
+        count = ROWS + 1 + MORE
+        for number in range(ROWS + 1, count):  # the ids take turns
+            rig.add(timers(rig, target, 1, first=number))
+            rig.wait_delivered()
+        values = [record.value for record in read_committed(cluster.bootstrap, target)]
+        assert values == [b"v%d" % number for number in range(count)]
         assert not are_offsets_pending(rig.settings)
 
 
