@@ -41,7 +41,8 @@ FOUND_OUT_S: Final = {"stop": 6, "kill": 6, "hang": 16}
 """Less than the 9 s that it takes the brokers to notice a killed node. One that hangs may be just the one that the
 spare producer, which has sent nothing yet, asks for leaders or the group's coordinator: a request time-out more."""
 ID_CHANGES: Final = ("transactional-id-left", "request-may-arrive-late")
-"""Events after which delivery goes on under another id: the node died before a commit was asked for, or after it."""
+"""An id gets a new epoch: its abort had no answer, and another id goes on; or a copy of a request may arrive late, and
+perhaps all ids wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,8 @@ def _all_arrive(rig: Rig, targets: Sequence[str], number: int) -> bool:
 
 @pytest.mark.fault("a kill while a node is dead")
 def test_a_kill_under_a_spare_id_loses_and_doubles_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """A kill during delivery under another transactional id, while the first one's transaction is being aborted,
-    neither loses nor doubles a message."""
+    """A kill while a transactional id gets a new epoch, and another one delivers or waits, neither loses nor doubles a
+    message."""
     delay = cluster.create_delay("delay-spare")
     targets = [cluster.create(1), cluster.create([2, 1], [1, 2])]
     load = Load(cluster.one.bootstrap, delay, targets, seed=1, delay_ms_max=3_000)
