@@ -82,8 +82,9 @@ def manifest_key(name: str) -> str:
 
 
 def prefix_of(group_id: str, identity: Identity) -> str:
-    """The beginning of the keys of a partition."""
-    return "".join(f"{_plain(part)}/" for part in (identity.cluster_id, group_id, *identity.log_id.split("/")))
+    """The beginning of the keys of a partition. A topic id may contain slashes."""
+    topic_id, _, partition = identity.log_id.rpartition("/")
+    return "".join(f"{_plain(part)}/" for part in (identity.cluster_id, group_id, topic_id, partition))
 
 
 def _plain(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -518,6 +519,16 @@ def test_a_missing_mount_is_trouble_and_not_the_end(tmp_path: Path) -> None:
     with pytest.raises(RemoteTrouble, match="mounted"):
         missing.put("a", b"x")
     assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize("topic_id", ["oeQkYc4qQyS//39q9hLH5g", "/eQkYc4qQySa+39q9hLH5/", "t"])
+def test_a_topic_id_may_contain_slashes(tmp_path: Path, topic_id: str) -> None:
+    """Kafka's client encodes it in base64. A path has no empty parts."""
+    prefix = prefix_of("g", Identity(cluster_id="c", log_id=f"{topic_id}/12"))
+    assert re.fullmatch(r"c/g/[^/]+/12/", prefix)
+    objects = Objects(f"file://{tmp_path}")
+    objects.put(f"{prefix}a.manifest", b"x")
+    assert list(objects.keys(prefix, lambda: None)) == [f"{prefix}a.manifest"]
 
 
 def test_two_groups_never_share_objects() -> None:
