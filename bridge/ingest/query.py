@@ -11,6 +11,7 @@ repeated records by their offsets.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -123,6 +124,7 @@ class SparkQuery:
         """Have Spark remove the files of ended jobs, which it does after a collection of garbage: by itself each half
         hour, and meanwhile they would fill the disk."""
         assert self.session._jvm is not None
+        gc.collect()  # Python's references to the plans
         self.session._jvm.System.gc()
 
     def send(self, entries: DataFrame) -> None:
