@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dev.harness.waiting import wait_until
+from timerstore.clock import SystemClock
 
 TIMEOUT_S: Final = 30
 NOT_LEADER: Final = 6
@@ -27,11 +28,14 @@ class RawRecord:
     headers: Sequence[tuple[bytes, bytes | None]] = ()
 
 
-def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[RawRecord], ts_ms: int = 0) -> int:
-    """Write the records as one batch, all with that timestamp; returns the first one's offset.
+def produce_raw(
+    bootstrap: str, topic: str, partition: int, records: Sequence[RawRecord], ts_ms: int | None = None
+) -> int:
+    """Write the records as one batch, all with that timestamp, or with the present time; returns the first one's
+    offset. (A broker deletes records with a timestamp before the topic's retention within minutes.)
 
     Raises AssertionError if they are refused."""
-    batch = _batch(records, ts_ms)
+    batch = _batch(records, SystemClock().now_ms() if ts_ms is None else ts_ms)
     name = topic.encode()
     body = struct.pack(">hhii", -1, -1, TIMEOUT_S * 1_000, 1) + struct.pack(">h", len(name)) + name
     body += struct.pack(">iii", 1, partition, len(batch)) + batch
