@@ -33,6 +33,7 @@ from bridge.commands.arrivals import await_arrivals
 from bridge.commands.invocation import (
     ConfigOption,
     failures_as_one_line,
+    failures_end_at_once,
     output_as_far_as_it_goes,
     output_that_may_go,
     put,
@@ -398,7 +399,7 @@ actions.add_actions()
 
 def main() -> None:
     """The entry point of `delay-bridge` and `python -m bridge`."""
-    with output_as_far_as_it_goes():
+    with failures_end_at_once(), output_as_far_as_it_goes():
         app(prog_name="delay-bridge")
 
 

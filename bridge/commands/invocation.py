@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import errno
 import inspect
@@ -172,6 +173,21 @@ def output_as_far_as_it_goes() -> Iterator[None]:
         )  # fmt: skip
         say(f"delay-bridge: {failure}", err=True)
         sys.exit(failure.exit_code)
+
+
+@contextmanager
+def failures_end_at_once() -> Iterator[None]:
+    """End a failed program without the interpreter's teardown, in which a thread that waits for a broker or for Spark
+    may crash the process: its exit status would be that of a signal."""
+    try:
+        yield
+    except SystemExit as end:
+        if isinstance(end.code, int) and end.code != 0:
+            atexit._run_exitfuncs()
+            with suppress(OSError):
+                sys.stderr.flush()
+            os._exit(end.code)
+        raise
 
 
 @contextmanager

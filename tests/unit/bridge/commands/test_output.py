@@ -114,3 +114,24 @@ def test_names_are_not_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert f"name             {row[0]}\n" in out and row[1] in out and "name             payments\n" in out
     print_rows(["name", "detail"], [["orders", "short"]])
     assert "│ orders │ short  │" in capsys.readouterr().out
+
+
+CRASHES = """
+import atexit, os, sys
+class Crash:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, 11)
+sys.kept = Crash()
+atexit.register(print, "hooks run", flush=True)
+from bridge.commands.cli import main
+sys.argv = ["delay-bridge", "config", "--config", "/none"]
+main()
+"""
+
+
+@pytest.mark.fault("a client's thread that crashes at the end of a failed process")
+def test_a_failure_keeps_its_status_when_the_teardown_would_crash() -> None:
+    """The line, the hooks of the end, and the failure's own exit status."""
+    ran = subprocess.run([sys.executable, "-c", CRASHES], capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "hooks run\n", 1), ran.stderr
+    assert ran.stderr.startswith("delay-bridge: DB-2001")
