@@ -151,7 +151,8 @@ class SendingTask:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self.is_done = False
+        self.is_done = True
+        """Without an attempt, too: with its adaptive plans, Spark has no task for no rows."""
 
     def begin(self) -> bool:
         """Returns whether the attempt repeats another one. Raises EnvironmentFailure if it shares its connection."""

@@ -313,6 +313,22 @@ def test_a_changed_state_gives_the_index_up(
     assert done.end == state.offset
 
 
+@pytest.mark.parametrize("is_adaptive", ["false", "true"])
+def test_a_log_of_finished_records_makes_an_empty_index(
+    broker: Broker,
+    topics: Topics,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_adaptive: str,
+) -> None:
+    """Also with the adaptive plans that `spark.conf` may turn on: without rows these have no task."""
+    monkeypatch.setattr(rebuilding, "ROWS_COUNT", ("spark.sql.adaptive.enabled", is_adaptive))
+    settings, _ = one_log(broker, topics, tmp_path, delivered=COUNT)
+    [done] = rebuild(settings, lambda: spark, SystemClock())
+    assert (done.begin, done.end, done.pending) == (0, COUNT, 0)
+
+
 def test_a_partition_that_is_not_there_is_refused(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """A wrong number is told, and nothing is done."""
     settings, (topic, _) = one_log(broker, topics, tmp_path)
@@ -478,8 +494,10 @@ def test_a_cluster_reads_the_ranges(broker: Broker, topics: Topics, tmp_path: Pa
     assert ran.stdout == f"{name[0]}/0: {COUNT} offsets read up to {COUNT}, {COUNT - 150} timers of them are pending\n"
 
 
-def one_log(broker: Broker, topics: Topics, directory: Path, partitions: int = 1) -> tuple[Settings, SourceName]:
-    """Logs of timers, all read by a bridge, and the first 150 of each delivered; the name of the first one."""
+def one_log(
+    broker: Broker, topics: Topics, directory: Path, partitions: int = 1, delivered: int = 150
+) -> tuple[Settings, SourceName]:
+    """Logs of timers, all read by a bridge, and the first of each delivered; the name of the first log."""
     delay = topics.delay(partitions=partitions)
     settings = with_directory(settings_for(broker.bootstrap, delay), directory)
     due_ms = SystemClock().now_ms() + HOUR_MS
@@ -493,7 +511,7 @@ def one_log(broker: Broker, topics: Topics, directory: Path, partitions: int = 1
     )
     topic_id = Cluster(settings).topic_ids([delay])[delay]
     state = initial_state(offset=COUNT, topic_id=topic_id, partitions=partitions, parameters=EARLY, first_offset=0)
-    state = replace(state, position=(due_ms + 149, 149))
+    state = replace(state, position=(due_ms + delivered - 1, delivered - 1))
     commit(settings, {(delay, partition): state for partition in range(partitions)})
     return settings, (delay, 0)
 

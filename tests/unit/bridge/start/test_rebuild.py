@@ -49,6 +49,13 @@ def test_an_attempt_is_done_at_its_end() -> None:
     assert elsewhere(task.begin) is True and not task.is_done
 
 
+def test_a_job_without_an_attempt_is_done() -> None:
+    """Spark may have no task for a log whose records are all finished."""
+    task = SendingTask()
+    assert task.is_done
+    assert not task.begin() and not task.is_done
+
+
 def test_two_attempts_on_one_connection_are_refused() -> None:
     """Their rows cannot be told apart."""
     task = SendingTask()
