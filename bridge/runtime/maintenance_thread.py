@@ -134,7 +134,7 @@ class MaintenanceThread:
         self._reclaim()
         loaded = self._load_window()
         flushed = self._flush_due()
-        if not (loaded or flushed or self.disk_is_full):
+        if not (loaded or self.disk_is_full):
             self._compact()
         busy = loaded or flushed or self._asked or self._store.upkeep.has_rows()
         return 0.0 if loaded else BUSY_WAIT_S if busy else IDLE_WAIT_S

@@ -119,6 +119,15 @@ def test_stores_whose_flushes_are_due_together_are_flushed_one_by_one(bench: Ben
     assert flushed_in_turn == 2 * [each.maintenance for each in bench.rig.stores.by_name.values()]
 
 
+def test_flushes_without_an_end_leave_merges_their_turns(bench: Bench) -> None:
+    """With many partitions, or a short interval, a flush is due at each step: segments would pile up."""
+    bench.flush(FAR_MS)
+    bench.take_in(FAR_MS + 1)
+    with mock.patch.object(Maintenance, "flush_due", return_value=True):
+        bench.steps(2 * COMPACT_INTERVAL_S)
+    assert bench.segments == 1
+
+
 def test_what_is_asked_for_is_done_between_two_pieces_of_work(bench: Bench) -> None:
     """A flush that was asked for is awaited, concerns the named partitions alone, and finds a full disk to be no
     failure."""
