@@ -32,7 +32,7 @@ class Upkeep:
         self._compacted: TimerStore | None = None
         """The store with the current compaction, or the last one to be asked for one."""
         self._flushed = -1
-        """The number of the last store whose flush was due."""
+        """The number of the last store whose flush was due, and succeeded."""
 
     def next_window(self, now_ms: int) -> StoreWindow | None:
         """The next window to read, of the store whose frontier is furthest behind."""
@@ -65,8 +65,9 @@ class Upkeep:
         stores = [each for each in self._stores() if not only_due or each.maintenance.flush_due(now_ms)]
         if only_due and stores:
             stores = [min(stores, key=lambda each: (each.state.log <= self._flushed, each.state.log))]
-            self._flushed = stores[0].state.log
         flushed = [store.maintenance.flush(now_ms) for store in stores]
+        if only_due and stores:  # a store without room keeps its turn: another one may need no room
+            self._flushed = stores[0].state.log
         return Flushed(rows=sum(each.rows for each in flushed), bytes=sum(each.bytes for each in flushed))
 
     def reclaim(self, now_ms: int) -> int:

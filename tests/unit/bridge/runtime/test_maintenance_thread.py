@@ -26,7 +26,7 @@ from tests.manual_clock import ManualClock
 from tests.unit.bridge.stores.rig import BILLS, NOW_MS, ORDERS, Rig
 from tests.unit.timerstore.entries import gather
 from timerstore.disk import checkpoint
-from timerstore.errors import Corrupt
+from timerstore.errors import Corrupt, DiskFull
 from timerstore.limits import Limits
 from timerstore.log import segment
 from timerstore.operations import compaction
@@ -159,6 +159,29 @@ def test_what_is_delivered_is_reclaimed_while_no_segment_fits(bench: Bench) -> N
         assert bench.is_full()
     bench.steps(2 * FLUSH_AGAIN_S)
     assert bench.segments == 1 and not bench.is_full()
+
+
+def test_a_disk_stays_full_while_another_store_needs_no_room(bench: Bench) -> None:
+    """Its flush writes a checkpoint alone, and says nothing about room for the one that waits."""
+    full, flush = bench.rig.stores.by_name[ORDERS].maintenance, Maintenance.flush
+    bench.steps(1)
+    for name in (ORDERS, BILLS):
+        bench.rig.produce(name, NEAR_MS)
+    bench.rig.ingest()
+    bench.rig.deliver()
+
+    def flush_or_fail(maintenance: Maintenance, now_ms: int) -> Flushed:
+        if maintenance is full:
+            raise DiskFull("no room")
+        return flush(maintenance, now_ms)
+
+    bench.clock.advance(bench.rig.limits.flush_interval_ms)
+    with mock.patch.object(Maintenance, "flush", flush_or_fail), capture_logs() as entries:
+        bench.steps(3 * FLUSH_AGAIN_S)
+        assert bench.is_full()
+    assert [entry["event"] for entry in entries] == ["disk-full"]
+    bench.steps(2 * FLUSH_AGAIN_S)
+    assert bench.segments == 2 and not bench.is_full()
 
 
 def test_a_checkpoint_that_frees_room_has_its_room_kept(bench: Bench) -> None:
