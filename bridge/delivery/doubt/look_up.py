@@ -8,8 +8,8 @@ older.
 
 An open transaction hides the rest of its partition from consumers. It may be one of the bridge's own, if the brokers
 have lost its end: then only the next delivery ends it, and that may wait for this look-up. So the rest is read as well,
-with aborted and open records. Without a record of a row in doubt there, the partition is read. The transaction in doubt
-adds none later: its id has a new epoch.
+with aborted and open records, up to the end as of then: while the open transaction is of the id in doubt, brokers take
+a late record without the question to the coordinator. Without a record of a row in doubt there, the partition is read.
 
 The consumer unpacks whole batches in this process. Places in which two processes have ended are read batch by batch in
 a process of their own (ingest/batches).
@@ -95,7 +95,9 @@ class LookUp:
                 yield from self._read_apart(Stretch(name=part, begin=start, end=end), left, see, is_over)
         try:
             reached = yield from self._read({part: parts[part] for part in left}, left, see, is_over)
-            rest = {part: (max(parts[part][0], reached.get(part, 0)), parts[part][1]) for part in left}
+            begins = {part: max(parts[part][0], reached.get(part, 0)) for part in left}
+            ends = self._cluster.watermarks(list(left), of_all=False)
+            rest = {part: (at, ends[part].end if part in ends else parts[part][1]) for part, at in begins.items()}
             yield from self._read_open(rest, left, is_sought, is_over)
         except (KafkaException, EnvironmentFailure) as error:
             reason = kafka_error(error).str() if isinstance(error, KafkaException) else error.message
