@@ -13,8 +13,8 @@ Steps, each with the cost of a crash right after it:
 A local index stays if it reaches as far, if it alone may have rows that Kafka has lost, or if the rest of the log is
 read sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again. The
 exception is a copy that may be the only one with messages, since Kafka lacks records that the local index does not
-cover, and their age does not explain it: the partition waits for it while shared storage does not answer or the disk
-has no room, however slow it comes.
+cover, and their age does not explain it: the partition waits for it while shared storage does not answer or lacks an
+object of it (another address, a mount that is not there), or the disk has no room, however slow it comes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Final
 
 import structlog
 
-from bridge.remote.objects import CALL_S, PARTS_AT_ONCE, Objects, RemoteTrouble, RemoteUnavailable
+from bridge.remote.objects import CALL_S, PARTS_AT_ONCE, Missing, Objects, RemoteTrouble, RemoteUnavailable
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, new_name, prefix_of
 from bridge.stores.names import SourceName
 from bridge.telemetry.metrics import Metrics
@@ -131,7 +131,7 @@ class _Fetch:
     is_unavailable: bool = True
     """Whether the reason concerns other partitions, too."""
     is_hopeless: bool = False
-    """Whether there is no such index."""
+    """Whether the index is there, but useless."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     temporaries: dict[Path, Path] = field(default_factory=dict)
 
@@ -141,6 +141,8 @@ class _Fetch:
             self.is_unavailable = False
         except RemoteUnavailable as error:
             self.outcome = str(error)
+        except Missing as error:  # so do an empty mount point, another bucket, and a copy half restored look
+            self.outcome, self.is_unavailable = str(error), False
         except RemoteTrouble as error:
             self.outcome, self.is_unavailable, self.is_hopeless = str(error), False, True
         except (TimerStoreError, OSError) as error:
@@ -294,13 +296,13 @@ class Adoption:
 
     def _run(self, stop: threading.Event) -> None:
         told: set[SourceName] = set()
-        while (following := self._next(stop)) is not None:
+        while (following := self._next(stop, told)) is not None:
             name, candidate = following
             if name not in told:
                 told.add(name)
                 log.info("index-fetched", topic=name[0], partition=name[1])
             if not self._adopt(name, candidate, stop):
-                self._pause(stop)
+                self._pause(stop, told)
                 continue
             with self._lock:
                 self._waiting.pop(name, None)
@@ -309,17 +311,20 @@ class Adoption:
             if not stop.is_set():
                 self._on_end()
 
-    def _next(self, stop: threading.Event) -> tuple[SourceName, Candidate] | None:
+    def _next(self, stop: threading.Event, tried: set[SourceName]) -> tuple[SourceName, Candidate] | None:
+        """New partitions precede those that have been `tried`, and wait for a copy."""
         with self._lock:
             if self._waiting and not stop.is_set():
-                return next(iter(self._waiting.items()))
+                return min(self._waiting.items(), key=lambda each: each[0] in tried)
             self._waiting = {}
             self._thread = None
             return None
 
-    def _pause(self, stop: threading.Event) -> None:
+    def _pause(self, stop: threading.Event, tried: set[SourceName]) -> None:
         for _ in range(int(RETRY_S / WAIT_S)):
-            if stop.wait(WAIT_S) or self._gone:
+            with self._lock:
+                is_new = bool(self._waiting.keys() - tried)
+            if is_new or self._gone or stop.wait(WAIT_S):
                 return
 
     def _adopt(self, name: SourceName, candidate: Candidate, stop: threading.Event) -> bool:
@@ -375,8 +380,8 @@ class Adoption:
             self._told_s = now_s
             log.error(
                 "index-awaited", topic=name[0], partition=name[1], partitions=len(waiting) + 1, reason=fetch.outcome,
-                hint="Kafka has deleted records, so only the copy may have their messages. Without store.remote the"
-                " partition is read from Kafka.",
+                hint="Kafka has deleted records, so only the copy may have their messages. Restore it, or the mount and"
+                " the address of store.remote. If it is lost, start once without the key: Kafka is read, without them.",
             )  # fmt: skip
         return False
 
@@ -384,7 +389,8 @@ class Adoption:
         for name, candidate in candidates.items():
             manifest = "" if candidate.state.manifest is None else candidate.state.manifest[0]
             self._tried[name] = manifest, self._clock.monotonic_s()
+            loss = ", which may lack messages" if candidate.may_be_the_last() else ""
             log.warning(
                 "index-not-adopted", topic=name[0], partition=name[1], manifest=manifest, reason=reason,
-                hint="The partition is read from Kafka.",
+                hint=f"The partition is read from Kafka{loss}.",
             )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 from unittest import mock
 
@@ -19,6 +20,7 @@ from tests.unit.bridge.remote.rig import Instance
 from tests.unit.bridge.stores.rig import NOW_MS, ORDERS
 
 WAIT_S: Final = 60.0
+TOLD_S: Final = 20.0
 
 
 def lost(what: str, key: str) -> None:
@@ -33,9 +35,7 @@ def test_a_local_index_with_rows_that_kafka_has_lost_is_not_replaced(
     """Kafka deletes records while another instance, without the index, has the partition: its copy lacks the rows."""
     monkeypatch.setattr(adoption_module, "RECORD_BYTES", 1 << 30)
     other.takes_over(one).rig.log_starts[ORDERS] = 4
-    one.objects.fault = lost
-    other.adopt()
-    one.objects.fault = lambda what, key: None
+    other.rig.reopen()
     other.work(NOW_MS + 9_000)
     other.upload()
     assert other.kafka[ORDERS][1] == 5
@@ -100,6 +100,47 @@ def test_a_copy_that_may_be_the_last_is_waited_for(
         "index-adopted",
     ]
     assert {offset for _, _, offset in other.pending()} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("what", ["remote", "remote/**/*segment*"], ids=["the directory", "an object"])
+def test_a_last_copy_that_is_not_there_is_waited_for(
+    one: Instance, other: Instance, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty directory in place of the mount looks like a lost copy, which an operator has to confirm; and so does a
+    copy of which a part is restored."""
+    monkeypatch.setattr(adoption_module, "RETRY_S", 0.1)
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    other.rig.stores.close()
+    [moved] = tmp_path.glob(what)
+    moved.rename(tmp_path / "elsewhere")
+    (tmp_path / "remote").mkdir(exist_ok=True)
+    with capture_logs() as events:
+        other.adoption.begin(other.adoption.wanted({ORDERS: other.candidate()}))
+        wait_until(lambda: len(events) == 2, TOLD_S, "it is told")
+        (tmp_path / "elsewhere").rename(moved)
+        assert other.adoption.wait(WAIT_S)
+    assert [each["event"] for each in events] == ["index-fetched", "index-awaited", "index-adopted"]
+    assert "does not exist" in events[1]["reason"]
+    other.rig.open()
+    assert {offset for _, _, offset in other.pending()} == {0, 1, 2}
+
+
+def test_a_partition_whose_last_copy_is_gone_delays_no_other(
+    one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are tried before it is tried again, and a newcomer ends its pause."""
+    monkeypatch.setattr(adoption_module, "RETRY_S", 1e9)
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    other.rig.stores.close()
+    last = other.candidate()
+    gone = replace(last, state=replace(last.state, manifest=("0" * 16, 4)))
+    lost = {(ORDERS[0], partition): gone for partition in range(3)}
+    try:
+        for come in ({**lost, (ORDERS[0], 5): last}, {(ORDERS[0], 7): last}):
+            other.adoption.begin(come)
+            wait_until(lambda: other.adoption.under_way() == lost.keys(), TOLD_S, "the other is adopted")
+    finally:
+        assert other.adoption.stop(WAIT_S)
 
 
 def test_a_copy_that_ends_below_the_log_is_taken_if_nothing_else_has_its_rows(one: Instance, other: Instance) -> None:
