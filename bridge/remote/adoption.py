@@ -35,7 +35,7 @@ from bridge.remote.objects import CALL_S, PARTS_AT_ONCE, Missing, Objects, Remot
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, new_name, prefix_of
 from bridge.stores.names import SourceName
 from bridge.telemetry.metrics import Metrics
-from bridge.wire.committed_state import CommittedState
+from bridge.wire.committed_state import CommittedState, Manifest
 from timerstore.clock import Clock
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
@@ -56,6 +56,8 @@ RETRY_S: Final = 5.0
 """The pause of a partition that waits for shared storage."""
 TRY_AGAIN_S: Final = 600.0
 """The pause after an attempt for a partition, which may come again to this process."""
+
+Attempt = tuple[Manifest | None, bool]
 
 log = structlog.get_logger("bridge.remote.adoption")
 
@@ -99,6 +101,10 @@ class Candidate:
         offset, _ = self._coverage(self.found)
         is_explained = self.spare_ms is not None and self.spare_ms > 0 and not self.state.gone_below
         return offset is None and self.log_start > self.state.first_offset and not is_explained
+
+    def attempt(self) -> Attempt:
+        """What an attempt concerns. If Kafka deletes records after it, the copy may be the last one: another matter."""
+        return self.state.manifest, self.may_be_the_last()
 
     def must_be_better(self, index: RemoteIndex) -> None:
         """Raises RemoteTrouble for an index that the opening would not trust."""
@@ -228,8 +234,8 @@ class Adoption:
         self._group_id = group_id
         self._clock = clock
         self._metrics = metrics
-        self._tried: dict[SourceName, tuple[str, float]] = {}
-        """By partition, the manifest that was tried last, and when."""
+        self._tried: dict[SourceName, tuple[Attempt, float]] = {}
+        """By partition, the last attempt, and when it ended."""
         self._lock = threading.Lock()
         self._waiting: dict[SourceName, Candidate] = {}
         """The one under way, and those behind it; at most one for each partition."""
@@ -247,14 +253,12 @@ class Adoption:
         return {
             name: each
             for name, each in candidates.items()
-            if each.state.manifest is not None
-            and not self._is_tried(name, each.state.manifest[0])
-            and each.is_worthwhile()
+            if each.state.manifest is not None and not self._is_tried(name, each) and each.is_worthwhile()
         }
 
-    def _is_tried(self, name: SourceName, manifest: str) -> bool:
-        tried, at_s = self._tried.get(name, ("", 0.0))
-        return tried == manifest and self._clock.monotonic_s() - at_s < TRY_AGAIN_S
+    def _is_tried(self, name: SourceName, candidate: Candidate) -> bool:
+        tried, at_s = self._tried.get(name, (None, 0.0))
+        return tried == candidate.attempt() and self._clock.monotonic_s() - at_s < TRY_AGAIN_S
 
     def under_way(self) -> frozenset[SourceName]:
         """The partitions whose directories are in use."""
@@ -355,7 +359,7 @@ class Adoption:
             if stop.is_set() or name in self._gone:
                 return True  # it does not count: the next pipeline, or the next owner, begins it again
             return self._has_failed(name, candidate, fetch)
-        self._tried[name] = manifest[0], self._clock.monotonic_s()
+        self._tried[name] = candidate.attempt(), self._clock.monotonic_s()
         if not fetch.is_needed:
             log.info("index-not-needed", topic=name[0], partition=name[1], manifest=manifest[0])
             return True
@@ -388,7 +392,7 @@ class Adoption:
     def _give_up(self, candidates: Mapping[SourceName, Candidate], reason: str) -> None:
         for name, candidate in candidates.items():
             manifest = "" if candidate.state.manifest is None else candidate.state.manifest[0]
-            self._tried[name] = manifest, self._clock.monotonic_s()
+            self._tried[name] = candidate.attempt(), self._clock.monotonic_s()
             loss = ", which may lack messages" if candidate.may_be_the_last() else ""
             log.warning(
                 "index-not-adopted", topic=name[0], partition=name[1], manifest=manifest, reason=reason,

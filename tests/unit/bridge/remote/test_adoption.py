@@ -143,6 +143,19 @@ def test_a_partition_whose_last_copy_is_gone_delays_no_other(
         assert other.adoption.stop(WAIT_S)
 
 
+def test_a_copy_that_becomes_the_last_is_tried_again(one: Instance, other: Instance) -> None:
+    """Kafka deletes records after an attempt that was given up, and before the log is read."""
+    one.objects.fault = lost
+    other.takes_over(one).rig.stores.close()
+    first = other.candidate()
+    other.adoption.begin(other.adoption.wanted({ORDERS: first}))
+    assert other.adoption.wait(WAIT_S) and not other.adoption.wanted({ORDERS: first})
+    one.objects.fault = lambda what, key: None
+    other.rig.log_starts[ORDERS] = 4
+    assert other.adopt()
+    assert {offset for _, _, offset in other.pending()} == {0, 1, 2}
+
+
 def test_a_copy_that_ends_below_the_log_is_taken_if_nothing_else_has_its_rows(one: Instance, other: Instance) -> None:
     """Uploads failed before Kafka deleted records: the copy has some of their messages, and no other index has any."""
     one.rig.produce(ORDERS, *[NOW_MS + 9_000] * 4)
