@@ -10,11 +10,12 @@ Steps, each with the cost of a crash right after it:
     3. names        the files get their names                               as 2; the next opening removes the files
     4. checkpoint   names the files                                         none: an ordinary local index
 
-A local index stays if it reaches as far, if it alone may have rows that Kafka has lost, or if the rest of the log is
-read sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again. The
-exception is a copy that may be the only one with messages, since Kafka lacks records that the local index does not
-cover, and their age does not explain it: the partition waits for it while shared storage does not answer or lacks an
-object of it (another address, a mount that is not there), or the disk has no room, however slow it comes.
+A local index stays if it reaches as far, if it alone may have rows that Kafka has lost (its rows of that age are not
+compared with those of the copy), or if the rest of the log is read sooner than the copy. Each manifest is tried once by
+a process, so a damaged index never comes again and again. The exception is a copy that may be the only one with
+messages, since Kafka lacks records that the local index does not cover, and their age does not explain it: the
+partition waits for it while shared storage does not answer or lacks an object of it (another address, a mount that is
+not there), or the disk has no room, however slow it comes.
 """
 
 from __future__ import annotations
@@ -81,17 +82,20 @@ class Candidate:
             return True
         offset, kept = self._coverage(self.found)
         held = offset if offset is not None else kept or 0
-        holds_lost = recovery.holds_rows(self.found) and (local.kept is not None or state.gone_below > 0)
-        if state.manifest[1] <= held or (holds_lost and held >= state.gone_below):
+        if state.manifest[1] <= held:
             return False
-        # Without a note of such rows by the owner of the copy, the copy lacks those of this index.
-        is_noted, position = state.gone_below > 0, state.progress().position
-        return is_noted or not recovery.may_hold_rows_below(self.found, position, self.log_start)
+        if held < state.gone_below:  # the owner of the copy has noted rows that this index cannot have
+            return True
+        if local.kept is not None and recovery.holds_rows(self.found):
+            return False
+        # The copy may lack those.
+        lost_below = max(self.log_start, state.gone_below)
+        return not recovery.may_hold_rows_below(self.found, state.progress().position, lost_below)
 
     def saves_time(self, index: RemoteIndex) -> bool:
         """Whether its fetch costs less than the records that the local index lacks, or nothing else has the rows."""
         offset, _ = self._coverage(self.found)
-        if offset is None or max(self.log_start, self.state.gone_below) > offset:
+        if offset is None or self.state.gone_below:
             return True
         return index.size <= RECORD_BYTES * ((index.checkpoint.offset or 0) - offset)
 

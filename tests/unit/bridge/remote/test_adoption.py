@@ -58,6 +58,25 @@ def test_finished_rows_that_kafka_has_lost_keep_no_index(
     assert one.adopt() and one.covered() == 5
 
 
+def test_an_index_without_the_rows_that_kafka_has_lost_is_replaced(one: Instance, other: Instance) -> None:
+    """An earlier start went on without them; the owner of the copy has them, and has noted that Kafka has not."""
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    other.rig.stores.close()
+    other.rig.open()
+    other.work(NOW_MS + 9_000)
+    one.takes_over(other).rig.open()
+    one.work(NOW_MS + 9_500)
+    one.upload()
+    other.takes_over(one)
+    found = other.candidate()
+    assert found.found.checkpoint is not None and found.found.checkpoint.offset == 5 and one.kafka[ORDERS][1] == 6
+    noted = replace(found, state=replace(found.state, gone_below=4))
+    other.adoption.begin(other.adoption.wanted({ORDERS: noted}))
+    assert other.adoption.wait(WAIT_S)
+    other.rig.open()
+    assert {offset for _, _, offset in other.pending()} == {0, 1, 2, 4, 5}
+
+
 def test_an_attempt_that_a_rebalance_ends_does_not_count(one: Instance, other: Instance) -> None:
     """Shared storage works: the next pipeline of the process begins again, with all partitions."""
     reached, goes_on = threading.Event(), threading.Event()
