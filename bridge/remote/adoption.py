@@ -5,7 +5,8 @@ a whole index in time, the partition is read from Kafka, as without shared stora
 
 Steps, each with the cost of a crash right after it:
 
-    1. files        under temporary names of their own, checked, synced     the next opening removes them
+    1. files        under temporary names of their own, checked, synced,    the next opening removes them
+                    also the checkpoint: no later step needs room
     2. old index    its checkpoint is removed                               no index: it is adopted, or read from Kafka
     3. names        the files get their names                               as 2; the next opening removes the files
     4. checkpoint   names the files                                         none: an ordinary local index
@@ -198,9 +199,14 @@ class _Fetch:
             temporary = files.temporary_of(path.with_name(f"{file.name}.{own}"))
             self.temporaries[temporary] = path
             self._download(file, stored, temporary)
+        path = directory / files.CHECKPOINT
+        with files.writing(path.with_name(f"{path.name}.{own}")) as temporary:
+            self.temporaries[temporary] = path
+            temporary.write_text(checkpoints.as_text(index.checkpoint), encoding="utf-8")
+            files.fsync(temporary)
         with self.lock:
             self._step()
-            self._put_in_place(index, directory)
+            self._put_in_place(directory)
             self.outcome = ""
 
     def _download(self, file: NamedFile, stored: Stored, path: Path) -> None:
@@ -221,13 +227,15 @@ class _Fetch:
         if found.hexdigest() != digest:
             raise RemoteTrouble(f"{key} is damaged")
 
-    def _put_in_place(self, index: RemoteIndex, directory: Path) -> None:
+    def _put_in_place(self, directory: Path) -> None:
+        *others, checkpoint = self.temporaries.items()
         files.remove(directory / files.CHECKPOINT)
         files.sync_directory(directory)
-        for temporary, path in self.temporaries.items():
+        for temporary, path in others:
             os.replace(temporary, path)
         files.sync_directory(directory)
-        checkpoints.write(directory, index.checkpoint)
+        os.replace(*checkpoint)
+        files.sync_directory(directory)
 
 
 class Adoption:
