@@ -323,13 +323,13 @@ class Adoption:
             with self._lock:
                 self._waiting.pop(name, None)
                 self._gone &= self._waiting.keys()
-            told.discard(name)
             if not stop.is_set():
                 self._on_end()
 
     def _next(self, stop: threading.Event, tried: set[SourceName]) -> tuple[SourceName, Candidate] | None:
         """New partitions precede those that have been `tried`, and wait for a copy."""
         with self._lock:
+            tried.intersection_update(self._waiting)
             if self._waiting and not stop.is_set():
                 return min(self._waiting.items(), key=lambda each: each[0] in tried)
             self._waiting = {}
@@ -339,8 +339,8 @@ class Adoption:
     def _pause(self, stop: threading.Event, tried: set[SourceName]) -> None:
         for _ in range(int(RETRY_S / WAIT_S)):
             with self._lock:
-                is_new = bool(self._waiting.keys() - tried)
-            if is_new or self._gone or stop.wait(WAIT_S):
+                has_changed = self._waiting.keys() - tried or self._waiting.keys() & self._gone
+            if has_changed or stop.wait(WAIT_S):
                 return
 
     def _adopt(self, name: SourceName, candidate: Candidate, stop: threading.Event) -> bool:

@@ -147,7 +147,7 @@ def test_a_last_copy_that_is_not_there_is_waited_for(
 def test_a_partition_whose_last_copy_is_gone_delays_no_other(
     one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are tried before it is tried again, and a newcomer ends its pause."""
+    """The others are tried before it is tried again, and one that comes, or comes again, ends its pause."""
     monkeypatch.setattr(adoption_module, "RETRY_S", 1e9)
     other.takes_over(one).rig.log_starts[ORDERS] = 4
     other.rig.stores.close()
@@ -155,11 +155,40 @@ def test_a_partition_whose_last_copy_is_gone_delays_no_other(
     gone = replace(last, state=replace(last.state, manifest=("0" * 16, 4)))
     lost = {(ORDERS[0], partition): gone for partition in range(3)}
     try:
-        for come in ({**lost, (ORDERS[0], 5): last}, {(ORDERS[0], 7): last}):
+        for come in ({**lost, (ORDERS[0], 5): last}, {(ORDERS[0], 7): last}, {(ORDERS[0], 5): last}):
             other.adoption.begin(come)
             wait_until(lambda: other.adoption.under_way() == lost.keys(), TOLD_S, "the other is adopted")
     finally:
         assert other.adoption.stop(WAIT_S)
+
+
+def test_a_partition_that_was_lost_ends_no_later_pause(
+    one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is left asks shared storage once in a pause."""
+    monkeypatch.setattr(adoption_module, "RETRY_S", 1e9)
+    asked: list[str] = []
+    reached, goes_on, many = threading.Event(), threading.Event(), threading.Event()
+
+    def fault(what: str, key: str) -> None:
+        if what == "before get":
+            asked.append(key)
+            reached.set()
+            assert goes_on.wait(WAIT_S)
+            if len(asked) > 10:
+                many.set()
+            raise Missing(key)
+
+    one.objects.fault = fault
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    candidate, left = other.candidate(), (ORDERS[0], 0)
+    other.adoption.begin({left: candidate, (ORDERS[0], 1): candidate})
+    assert reached.wait(WAIT_S)
+    other.adoption.keep([left])
+    goes_on.set()
+    wait_until(lambda: other.adoption.under_way() == {left}, TOLD_S, "the other is given up")
+    assert not many.wait(1)
+    assert other.adoption.stop(WAIT_S)
 
 
 def test_a_copy_that_becomes_the_last_is_tried_again(one: Instance, other: Instance) -> None:
