@@ -278,7 +278,7 @@ class Adoption:
             return frozenset(self._waiting)
 
     def begin(self, wanted: Mapping[SourceName, Candidate], on_end: Callable[[], None] = lambda: None) -> None:
-        """`on_end` is called after each partition, on that thread."""
+        """`on_end` is called on that thread after each partition, or after several that are given up together."""
         with self._lock:
             self._on_end = on_end
             self._gone -= wanted.keys()
@@ -387,7 +387,9 @@ class Adoption:
             given_up = {other: each for other, each in others.items() if fetch.is_unavailable and other not in waiting}
             # The next attempt is another one's.
             self._waiting = {other: each for other, each in others.items() if other not in given_up} | {name: candidate}
-        self._give_up(given_up, "as for another partition")
+        if given_up:
+            self._give_up(given_up, "as for another partition")
+            self._on_end()
         if fetch.is_hopeless or not candidate.may_be_the_last():
             self._give_up({name: candidate}, fetch.outcome)
             return True

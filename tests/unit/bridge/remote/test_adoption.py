@@ -16,7 +16,7 @@ from bridge.remote import adoption as adoption_module
 from bridge.remote import objects as objects_module
 from bridge.remote.objects import Missing, RemoteUnavailable
 from dev.harness.waiting import wait_until
-from tests.unit.bridge.remote.rig import Instance
+from tests.unit.bridge.remote.rig import Instance, refuse
 from tests.unit.bridge.stores.rig import NOW_MS, ORDERS
 
 WAIT_S: Final = 60.0
@@ -158,6 +158,25 @@ def test_a_partition_whose_last_copy_is_gone_delays_no_other(
         for come in ({**lost, (ORDERS[0], 5): last}, {(ORDERS[0], 7): last}, {(ORDERS[0], 5): last}):
             other.adoption.begin(come)
             wait_until(lambda: other.adoption.under_way() == lost.keys(), TOLD_S, "the other is adopted")
+    finally:
+        assert other.adoption.stop(WAIT_S)
+
+
+def test_partitions_that_are_given_up_behind_one_that_waits_are_told(
+    one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read from Kafka, however long shared storage does not answer."""
+    monkeypatch.setattr(adoption_module, "RETRY_S", 1e9)
+    told: list[frozenset[tuple[str, int]]] = []
+    one.objects.fault = refuse("get")
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    other.rig.stores.close()
+    last = other.candidate()
+    wanted = {(ORDERS[0], 0): last, (ORDERS[0], 1): replace(last, spare_ms=1)}
+    try:
+        other.adoption.begin(wanted, lambda: told.append(other.adoption.under_way()))
+        wait_until(lambda: bool(told), TOLD_S, "it is told")
+        assert told == [{(ORDERS[0], 0)}]
     finally:
         assert other.adoption.stop(WAIT_S)
 
