@@ -5,16 +5,18 @@ a whole index in time, the partition is read from Kafka, as without shared stora
 
 Steps, each with the cost of a crash right after it:
 
-    1. files        under temporary names of their own, checked, synced     the next opening removes them
+    1. files        under temporary names of their own, checked, synced,    the next opening removes them
+                    also the checkpoint: no later step needs room
     2. old index    its checkpoint is removed                               no index: it is adopted, or read from Kafka
     3. names        the files get their names                               as 2; the next opening removes the files
     4. checkpoint   names the files                                         none: an ordinary local index
 
-A local index stays if it reaches as far, if it alone may have rows that Kafka has lost, or if the rest of the log is
-read sooner than the copy. Each manifest is tried once by a process, so a damaged index never comes again and again. The
-exception is a copy that may be the only one with messages, since Kafka lacks records that the local index does not
-cover, and their age does not explain it: the partition waits for it while shared storage does not answer or the disk
-has no room, however slow it comes.
+A local index stays if it reaches as far, if it alone may have rows that Kafka has lost (its rows of that age are not
+compared with those of the copy), or if the rest of the log is read sooner than the copy. Each manifest is tried once by
+a process, so a damaged index never comes again and again. The exception is a copy that may be the only one with
+messages, since Kafka lacks records that the local index does not cover, and their age does not explain it: the
+partition waits for it while shared storage does not answer or lacks an object of it (another address, a mount that is
+not there), or the disk has no room, however slow it comes.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from typing import Final
 
 import structlog
 
-from bridge.remote.objects import CALL_S, PARTS_AT_ONCE, Objects, RemoteTrouble, RemoteUnavailable
+from bridge.remote.objects import CALL_S, PARTS_AT_ONCE, Missing, Objects, RemoteTrouble, RemoteUnavailable
 from bridge.remote.remote_index import RemoteIndex, Stored, digest_of, new_name, prefix_of
 from bridge.stores.names import SourceName
 from bridge.telemetry.metrics import Metrics
-from bridge.wire.committed_state import CommittedState
+from bridge.wire.committed_state import CommittedState, Manifest
 from timerstore.clock import Clock
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
@@ -56,6 +58,8 @@ RETRY_S: Final = 5.0
 """The pause of a partition that waits for shared storage."""
 TRY_AGAIN_S: Final = 600.0
 """The pause after an attempt for a partition, which may come again to this process."""
+
+Attempt = tuple[Manifest | None, bool]
 
 log = structlog.get_logger("bridge.remote.adoption")
 
@@ -79,17 +83,20 @@ class Candidate:
             return True
         offset, kept = self._coverage(self.found)
         held = offset if offset is not None else kept or 0
-        holds_lost = recovery.holds_rows(self.found) and (local.kept is not None or state.gone_below > 0)
-        if state.manifest[1] <= held or (holds_lost and held >= state.gone_below):
+        if state.manifest[1] <= held:
             return False
-        # Without a note of such rows by the owner of the copy, the copy lacks those of this index.
-        is_noted, position = state.gone_below > 0, state.progress().position
-        return is_noted or not recovery.may_hold_rows_below(self.found, position, self.log_start)
+        if held < state.gone_below:  # the owner of the copy has noted rows that this index cannot have
+            return True
+        if local.kept is not None and recovery.holds_rows(self.found):
+            return False
+        # The copy may lack those.
+        lost_below = max(self.log_start, state.gone_below)
+        return not recovery.may_hold_rows_below(self.found, state.progress().position, lost_below)
 
     def saves_time(self, index: RemoteIndex) -> bool:
         """Whether its fetch costs less than the records that the local index lacks, or nothing else has the rows."""
         offset, _ = self._coverage(self.found)
-        if offset is None or max(self.log_start, self.state.gone_below) > offset:
+        if offset is None or self.state.gone_below:
             return True
         return index.size <= RECORD_BYTES * ((index.checkpoint.offset or 0) - offset)
 
@@ -99,6 +106,10 @@ class Candidate:
         offset, _ = self._coverage(self.found)
         is_explained = self.spare_ms is not None and self.spare_ms > 0 and not self.state.gone_below
         return offset is None and self.log_start > self.state.first_offset and not is_explained
+
+    def attempt(self) -> Attempt:
+        """What an attempt concerns. If Kafka deletes records after it, the copy may be the last one: another matter."""
+        return self.state.manifest, self.may_be_the_last()
 
     def must_be_better(self, index: RemoteIndex) -> None:
         """Raises RemoteTrouble for an index that the opening would not trust."""
@@ -131,7 +142,7 @@ class _Fetch:
     is_unavailable: bool = True
     """Whether the reason concerns other partitions, too."""
     is_hopeless: bool = False
-    """Whether there is no such index."""
+    """Whether the index is there, but useless."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     temporaries: dict[Path, Path] = field(default_factory=dict)
 
@@ -141,6 +152,8 @@ class _Fetch:
             self.is_unavailable = False
         except RemoteUnavailable as error:
             self.outcome = str(error)
+        except Missing as error:  # so do an empty mount point, another bucket, and a copy half restored look
+            self.outcome, self.is_unavailable = str(error), False
         except RemoteTrouble as error:
             self.outcome, self.is_unavailable, self.is_hopeless = str(error), False, True
         except (TimerStoreError, OSError) as error:
@@ -186,9 +199,14 @@ class _Fetch:
             temporary = files.temporary_of(path.with_name(f"{file.name}.{own}"))
             self.temporaries[temporary] = path
             self._download(file, stored, temporary)
+        path = directory / files.CHECKPOINT
+        with files.writing(path.with_name(f"{path.name}.{own}")) as temporary:
+            self.temporaries[temporary] = path
+            temporary.write_text(checkpoints.as_text(index.checkpoint), encoding="utf-8")
+            files.fsync(temporary)
         with self.lock:
             self._step()
-            self._put_in_place(index, directory)
+            self._put_in_place(directory)
             self.outcome = ""
 
     def _download(self, file: NamedFile, stored: Stored, path: Path) -> None:
@@ -209,13 +227,15 @@ class _Fetch:
         if found.hexdigest() != digest:
             raise RemoteTrouble(f"{key} is damaged")
 
-    def _put_in_place(self, index: RemoteIndex, directory: Path) -> None:
+    def _put_in_place(self, directory: Path) -> None:
+        *others, checkpoint = self.temporaries.items()
         files.remove(directory / files.CHECKPOINT)
         files.sync_directory(directory)
-        for temporary, path in self.temporaries.items():
+        for temporary, path in others:
             os.replace(temporary, path)
         files.sync_directory(directory)
-        checkpoints.write(directory, index.checkpoint)
+        os.replace(*checkpoint)
+        files.sync_directory(directory)
 
 
 class Adoption:
@@ -226,8 +246,8 @@ class Adoption:
         self._group_id = group_id
         self._clock = clock
         self._metrics = metrics
-        self._tried: dict[SourceName, tuple[str, float]] = {}
-        """By partition, the manifest that was tried last, and when."""
+        self._tried: dict[SourceName, tuple[Attempt, float]] = {}
+        """By partition, the last attempt, and when it ended."""
         self._lock = threading.Lock()
         self._waiting: dict[SourceName, Candidate] = {}
         """The one under way, and those behind it; at most one for each partition."""
@@ -245,14 +265,12 @@ class Adoption:
         return {
             name: each
             for name, each in candidates.items()
-            if each.state.manifest is not None
-            and not self._is_tried(name, each.state.manifest[0])
-            and each.is_worthwhile()
+            if each.state.manifest is not None and not self._is_tried(name, each) and each.is_worthwhile()
         }
 
-    def _is_tried(self, name: SourceName, manifest: str) -> bool:
-        tried, at_s = self._tried.get(name, ("", 0.0))
-        return tried == manifest and self._clock.monotonic_s() - at_s < TRY_AGAIN_S
+    def _is_tried(self, name: SourceName, candidate: Candidate) -> bool:
+        tried, at_s = self._tried.get(name, (None, 0.0))
+        return tried == candidate.attempt() and self._clock.monotonic_s() - at_s < TRY_AGAIN_S
 
     def under_way(self) -> frozenset[SourceName]:
         """The partitions whose directories are in use."""
@@ -260,7 +278,7 @@ class Adoption:
             return frozenset(self._waiting)
 
     def begin(self, wanted: Mapping[SourceName, Candidate], on_end: Callable[[], None] = lambda: None) -> None:
-        """`on_end` is called after each partition, on that thread."""
+        """`on_end` is called on that thread after each partition, or after several that are given up together."""
         with self._lock:
             self._on_end = on_end
             self._gone -= wanted.keys()
@@ -294,32 +312,35 @@ class Adoption:
 
     def _run(self, stop: threading.Event) -> None:
         told: set[SourceName] = set()
-        while (following := self._next(stop)) is not None:
+        while (following := self._next(stop, told)) is not None:
             name, candidate = following
             if name not in told:
                 told.add(name)
                 log.info("index-fetched", topic=name[0], partition=name[1])
             if not self._adopt(name, candidate, stop):
-                self._pause(stop)
+                self._pause(stop, told)
                 continue
             with self._lock:
                 self._waiting.pop(name, None)
                 self._gone &= self._waiting.keys()
-            told.discard(name)
             if not stop.is_set():
                 self._on_end()
 
-    def _next(self, stop: threading.Event) -> tuple[SourceName, Candidate] | None:
+    def _next(self, stop: threading.Event, tried: set[SourceName]) -> tuple[SourceName, Candidate] | None:
+        """New partitions precede those that have been `tried`, and wait for a copy."""
         with self._lock:
+            tried.intersection_update(self._waiting)
             if self._waiting and not stop.is_set():
-                return next(iter(self._waiting.items()))
+                return min(self._waiting.items(), key=lambda each: each[0] in tried)
             self._waiting = {}
             self._thread = None
             return None
 
-    def _pause(self, stop: threading.Event) -> None:
+    def _pause(self, stop: threading.Event, tried: set[SourceName]) -> None:
         for _ in range(int(RETRY_S / WAIT_S)):
-            if stop.wait(WAIT_S) or self._gone:
+            with self._lock:
+                has_changed = self._waiting.keys() - tried or self._waiting.keys() & self._gone
+            if has_changed or stop.wait(WAIT_S):
                 return
 
     def _adopt(self, name: SourceName, candidate: Candidate, stop: threading.Event) -> bool:
@@ -350,7 +371,7 @@ class Adoption:
             if stop.is_set() or name in self._gone:
                 return True  # it does not count: the next pipeline, or the next owner, begins it again
             return self._has_failed(name, candidate, fetch)
-        self._tried[name] = manifest[0], self._clock.monotonic_s()
+        self._tried[name] = candidate.attempt(), self._clock.monotonic_s()
         if not fetch.is_needed:
             log.info("index-not-needed", topic=name[0], partition=name[1], manifest=manifest[0])
             return True
@@ -366,7 +387,9 @@ class Adoption:
             given_up = {other: each for other, each in others.items() if fetch.is_unavailable and other not in waiting}
             # The next attempt is another one's.
             self._waiting = {other: each for other, each in others.items() if other not in given_up} | {name: candidate}
-        self._give_up(given_up, "as for another partition")
+        if given_up:
+            self._give_up(given_up, "as for another partition")
+            self._on_end()
         if fetch.is_hopeless or not candidate.may_be_the_last():
             self._give_up({name: candidate}, fetch.outcome)
             return True
@@ -375,16 +398,17 @@ class Adoption:
             self._told_s = now_s
             log.error(
                 "index-awaited", topic=name[0], partition=name[1], partitions=len(waiting) + 1, reason=fetch.outcome,
-                hint="Kafka has deleted records, so only the copy may have their messages. Without store.remote the"
-                " partition is read from Kafka.",
+                hint="Kafka has deleted records, so only the copy may have their messages. Restore it, or the mount and"
+                " the address of store.remote. If it is lost, start once without the key: Kafka is read, without them.",
             )  # fmt: skip
         return False
 
     def _give_up(self, candidates: Mapping[SourceName, Candidate], reason: str) -> None:
         for name, candidate in candidates.items():
             manifest = "" if candidate.state.manifest is None else candidate.state.manifest[0]
-            self._tried[name] = manifest, self._clock.monotonic_s()
+            self._tried[name] = candidate.attempt(), self._clock.monotonic_s()
+            loss = ", which may lack messages" if candidate.may_be_the_last() else ""
             log.warning(
                 "index-not-adopted", topic=name[0], partition=name[1], manifest=manifest, reason=reason,
-                hint="The partition is read from Kafka.",
+                hint=f"The partition is read from Kafka{loss}.",
             )  # fmt: skip

@@ -114,7 +114,7 @@ class ReadBack:
             self._not_before_s = self._clock.monotonic_s() + IDLE_S
             return
         self._is_new = self._is_in_doubt = False
-        self.wrong = {name: committed[name] for name in states if not states[name].is_written_as(committed[name])}
+        self.wrong = {name: committed[name] for name in states if not _is_held(states[name], committed[name])}
 
     def _found(self, states: States) -> Mapping[SourceName, CommittedState | None]:
         try:
@@ -123,3 +123,7 @@ class ReadBack:
             if failure.code not in FOREIGN:
                 raise
             return dict.fromkeys(states)
+
+
+def _is_held(state: CommittedState, found: CommittedState | None) -> bool:
+    return found is not None and state.is_written_as(found) and state.written_manifest() == found.manifest

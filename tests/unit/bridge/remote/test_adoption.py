@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 from unittest import mock
 
@@ -15,10 +16,11 @@ from bridge.remote import adoption as adoption_module
 from bridge.remote import objects as objects_module
 from bridge.remote.objects import Missing, RemoteUnavailable
 from dev.harness.waiting import wait_until
-from tests.unit.bridge.remote.rig import Instance
+from tests.unit.bridge.remote.rig import Instance, refuse
 from tests.unit.bridge.stores.rig import NOW_MS, ORDERS
 
 WAIT_S: Final = 60.0
+TOLD_S: Final = 20.0
 
 
 def lost(what: str, key: str) -> None:
@@ -33,9 +35,7 @@ def test_a_local_index_with_rows_that_kafka_has_lost_is_not_replaced(
     """Kafka deletes records while another instance, without the index, has the partition: its copy lacks the rows."""
     monkeypatch.setattr(adoption_module, "RECORD_BYTES", 1 << 30)
     other.takes_over(one).rig.log_starts[ORDERS] = 4
-    one.objects.fault = lost
-    other.adopt()
-    one.objects.fault = lambda what, key: None
+    other.rig.reopen()
     other.work(NOW_MS + 9_000)
     other.upload()
     assert other.kafka[ORDERS][1] == 5
@@ -56,6 +56,25 @@ def test_finished_rows_that_kafka_has_lost_keep_no_index(
     other.rig.log_starts[ORDERS] = 4
     one.takes_over(other)
     assert one.adopt() and one.covered() == 5
+
+
+def test_an_index_without_the_rows_that_kafka_has_lost_is_replaced(one: Instance, other: Instance) -> None:
+    """An earlier start went on without them; the owner of the copy has them, and has noted that Kafka has not."""
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    other.rig.stores.close()
+    other.rig.open()
+    other.work(NOW_MS + 9_000)
+    one.takes_over(other).rig.open()
+    one.work(NOW_MS + 9_500)
+    one.upload()
+    other.takes_over(one)
+    found = other.candidate()
+    assert found.found.checkpoint is not None and found.found.checkpoint.offset == 5 and one.kafka[ORDERS][1] == 6
+    noted = replace(found, state=replace(found.state, gone_below=4))
+    other.adoption.begin(other.adoption.wanted({ORDERS: noted}))
+    assert other.adoption.wait(WAIT_S)
+    other.rig.open()
+    assert {offset for _, _, offset in other.pending()} == {0, 1, 2, 4, 5}
 
 
 def test_an_attempt_that_a_rebalance_ends_does_not_count(one: Instance, other: Instance) -> None:
@@ -99,6 +118,108 @@ def test_a_copy_that_may_be_the_last_is_waited_for(
         "index-awaited",
         "index-adopted",
     ]
+    assert {offset for _, _, offset in other.pending()} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("what", ["remote", "remote/**/*segment*"], ids=["the directory", "an object"])
+def test_a_last_copy_that_is_not_there_is_waited_for(
+    one: Instance, other: Instance, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty directory in place of the mount looks like a lost copy, which an operator has to confirm; and so does a
+    copy of which a part is restored."""
+    monkeypatch.setattr(adoption_module, "RETRY_S", 0.1)
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    other.rig.stores.close()
+    [moved] = tmp_path.glob(what)
+    moved.rename(tmp_path / "elsewhere")
+    (tmp_path / "remote").mkdir(exist_ok=True)
+    with capture_logs() as events:
+        other.adoption.begin(other.adoption.wanted({ORDERS: other.candidate()}))
+        wait_until(lambda: len(events) == 2, TOLD_S, "it is told")
+        (tmp_path / "elsewhere").rename(moved)
+        assert other.adoption.wait(WAIT_S)
+    assert [each["event"] for each in events] == ["index-fetched", "index-awaited", "index-adopted"]
+    assert "does not exist" in events[1]["reason"]
+    other.rig.open()
+    assert {offset for _, _, offset in other.pending()} == {0, 1, 2}
+
+
+def test_a_partition_whose_last_copy_is_gone_delays_no_other(
+    one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are tried before it is tried again, and one that comes, or comes again, ends its pause."""
+    monkeypatch.setattr(adoption_module, "RETRY_S", 1e9)
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    other.rig.stores.close()
+    last = other.candidate()
+    gone = replace(last, state=replace(last.state, manifest=("0" * 16, 4)))
+    lost = {(ORDERS[0], partition): gone for partition in range(3)}
+    try:
+        for come in ({**lost, (ORDERS[0], 5): last}, {(ORDERS[0], 7): last}, {(ORDERS[0], 5): last}):
+            other.adoption.begin(come)
+            wait_until(lambda: other.adoption.under_way() == lost.keys(), TOLD_S, "the other is adopted")
+    finally:
+        assert other.adoption.stop(WAIT_S)
+
+
+def test_partitions_that_are_given_up_behind_one_that_waits_are_told(
+    one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read from Kafka, however long shared storage does not answer."""
+    monkeypatch.setattr(adoption_module, "RETRY_S", 1e9)
+    told: list[frozenset[tuple[str, int]]] = []
+    one.objects.fault = refuse("get")
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    other.rig.stores.close()
+    last = other.candidate()
+    wanted = {(ORDERS[0], 0): last, (ORDERS[0], 1): replace(last, spare_ms=1)}
+    try:
+        other.adoption.begin(wanted, lambda: told.append(other.adoption.under_way()))
+        wait_until(lambda: bool(told), TOLD_S, "it is told")
+        assert told == [{(ORDERS[0], 0)}]
+    finally:
+        assert other.adoption.stop(WAIT_S)
+
+
+def test_a_partition_that_was_lost_ends_no_later_pause(
+    one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is left asks shared storage once in a pause."""
+    monkeypatch.setattr(adoption_module, "RETRY_S", 1e9)
+    asked: list[str] = []
+    reached, goes_on, many = threading.Event(), threading.Event(), threading.Event()
+
+    def fault(what: str, key: str) -> None:
+        if what == "before get":
+            asked.append(key)
+            reached.set()
+            assert goes_on.wait(WAIT_S)
+            if len(asked) > 10:
+                many.set()
+            raise Missing(key)
+
+    one.objects.fault = fault
+    other.takes_over(one).rig.log_starts[ORDERS] = 4
+    candidate, left = other.candidate(), (ORDERS[0], 0)
+    other.adoption.begin({left: candidate, (ORDERS[0], 1): candidate})
+    assert reached.wait(WAIT_S)
+    other.adoption.keep([left])
+    goes_on.set()
+    wait_until(lambda: other.adoption.under_way() == {left}, TOLD_S, "the other is given up")
+    assert not many.wait(1)
+    assert other.adoption.stop(WAIT_S)
+
+
+def test_a_copy_that_becomes_the_last_is_tried_again(one: Instance, other: Instance) -> None:
+    """Kafka deletes records after an attempt that was given up, and before the log is read."""
+    one.objects.fault = lost
+    other.takes_over(one).rig.stores.close()
+    first = other.candidate()
+    other.adoption.begin(other.adoption.wanted({ORDERS: first}))
+    assert other.adoption.wait(WAIT_S) and not other.adoption.wanted({ORDERS: first})
+    one.objects.fault = lambda what, key: None
+    other.rig.log_starts[ORDERS] = 4
+    assert other.adopt()
     assert {offset for _, _, offset in other.pending()} == {0, 1, 2}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -23,10 +24,8 @@ from bridge.remote.remote_index import prefix_of
 from dev.harness.waiting import wait_until
 from tests.unit.bridge.remote.rig import Crash, Instance, refuse
 from tests.unit.bridge.stores.rig import NOW_MS, ORDERS
-from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
 from timerstore.disk.checkpoint import Identity
-from timerstore.errors import DiskFull
 
 
 def logged(events: list[Any], event: str) -> list[Any]:
@@ -443,7 +442,6 @@ def crashing_at(count: int) -> Iterator[list[str]]:
         mock.patch.object(files, "remove", then("remove", files.remove)),
         mock.patch.object(files, "sync_directory", then("sync", files.sync_directory)),
         mock.patch.object(os, "replace", then("replace", os.replace)),
-        mock.patch.object(checkpoints, "write", then("checkpoint", checkpoints.write)),
     ):
         yield done
 
@@ -475,17 +473,20 @@ def test_a_crash_of_an_adoption_costs_another_one(
     assert other.covered() == 4 and len(other.pending()) == 3
 
 
-def test_a_disk_that_fills_up_gets_no_copy(one: Instance, other: Instance) -> None:
+def test_a_disk_that_fills_up_keeps_its_index(one: Instance, other: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it is full at the last moment."""
-    other.takes_over(one).rig.stores.close()
-    full = DiskFull("no room", hint="", code="DB-3028")
-    with mock.patch.object(checkpoints, "write", side_effect=full), capture_logs() as events:
-        wanted = other.adoption.wanted({ORDERS: other.candidate()})
-        other.adoption.begin(wanted)
+    monkeypatch.setattr(adoption_module, "RECORD_BYTES", 1 << 30)
+    other.work(NOW_MS + 7_000)
+    other.takes_over(one)
+    other.rig.logs[ORDERS][0] = one.rig.logs[ORDERS][0]
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch.object(Path, "write_text", side_effect=full), capture_logs() as events:
+        other.adoption.begin(other.adoption.wanted({ORDERS: other.candidate()}))
         assert other.adoption.wait(60)
-    assert logged(events, "index-not-adopted")
-    other.rig.open()
-    assert len(other.pending()) == 3
+    assert "no room" in logged(events, "index-not-adopted")[0]["reason"]
+    found = other.candidate().found.checkpoint
+    assert found is not None and found.offset == 1
+    assert {path.suffix for path in other.candidate().found.directory.iterdir()}.isdisjoint({files.TEMPORARY_SUFFIX})
 
 
 def test_without_room_for_a_thread_the_log_is_read(one: Instance, other: Instance) -> None:
