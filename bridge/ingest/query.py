@@ -36,6 +36,8 @@ BATCH: Final = "30 minutes"
 REASON_CHARS_MAX: Final = 200
 RANGE_RECORDS: Final = 200_000
 """Offsets of a task of a batch job: small enough for many tasks, and each one compiles and connects anew."""
+WORK_NS: Final = 10_000_000
+"""Processor time of a thread, more than the end of a wait takes."""
 
 
 class SparkQuery:
@@ -60,6 +62,8 @@ class SparkQuery:
         self._all_epochs = all_epochs
         self._address, self._token = address, token
         self._started: StreamingQuery | None = None
+        self._sender = 0
+        """The JVM's thread that sends: it plans and compiles the job, and waits for its tasks."""
 
     def slots(self) -> int:
         """The number of tasks that the present executors can run at a time. A task of the query keeps its slot, and
@@ -87,6 +91,8 @@ class SparkQuery:
         In front of all timers, with their `at`, are the commands, and once more, without a value, the timers that
         concern other ones: a replace, finished or not, and an original that is too large for a copy. One task sorts;
         rows that do not fit into its memory go to Spark's local disk."""
+        assert self.session._jvm is not None
+        self._sender = int(self.session._jvm.Thread.currentThread().getId())
         # P comes from a table, as literals would have the whole plan compiled for each partition.
         table = [None] * name[1] + [[passed.at_ms, passed.offset]]
         p = F.get(F.from_json(json.dumps(table), "array<array<bigint>>"), F.col("partition"))
@@ -110,11 +116,15 @@ class SparkQuery:
         self.send(turned.repartition(1).sortWithinPartitions("at", "offset"))
 
     def progress(self) -> tuple[int, ...]:
-        """Numbers that change while a batch job makes progress. (Those of rows come every ten seconds.)"""
+        """Numbers that change while a batch job makes progress: that of tasks (those of rows come every ten seconds),
+        and the processor time of its plan, which a busy machine may not finish for minutes."""
+        assert self.session._jvm is not None
+        threads = self.session._jvm.java.lang.management.ManagementFactory.getThreadMXBean()
+        worked = int(threads.getThreadCpuTime(self._sender)) // WORK_NS if self._sender else 0
         stages = self.session.sparkContext._jsc.sc().statusStore().activeStages()
         each = [stages.apply(i) for i in range(stages.size())]
         counts = ("stageId", "numCompleteTasks", "inputRecords", "shuffleReadRecords", "shuffleWriteRecords")
-        return tuple(int(getattr(stage, count)()) for stage in each for count in counts)
+        return worked, *(int(getattr(stage, count)()) for stage in each for count in counts)
 
     def cancel_jobs(self) -> None:
         """Have the call of `send_unfinished` raise. For any thread."""

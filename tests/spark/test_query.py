@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -14,6 +15,7 @@ from bridge.ingest.frames import FrameReceiver, FromElsewhere
 from bridge.ingest.query import SparkQuery
 from bridge.stores.names import NAMED_ENTRY
 from dev.broker.embedded import free_ports
+from timerstore.rows.position import Position
 
 SEEN_S = 10.0
 
@@ -29,6 +31,18 @@ def test_slots_are_the_tasks_that_run_at_a_time(spark: SparkSession) -> None:
         assert query.slots() == slots
     finally:
         context.conf().remove("spark.default.parallelism")
+
+
+@pytest.mark.fault("a machine so busy that the plan of a rebuild takes minutes")
+def test_the_plan_of_a_job_is_progress(spark: SparkSession) -> None:
+    """The work of the sending thread counts, its waits do not. Another thread looks, as in a rebuild."""
+    query = SparkQuery(spark, {}, "group", {}, "", "")
+    with pytest.raises(Exception, match=r"kafka\.bootstrap\.servers"):
+        query.send_unfinished(("delay", 0), 0, 1, Position(0, 0))  # no broker is named
+    with ThreadPoolExecutor(1) as looks:
+        waiting = [looks.submit(query.progress).result() for _ in range(20)]
+        spark.range(10).selectExpr(*(f"id + {i} AS c{i}" for i in range(300))).collect()
+        assert len(set(waiting)) == 1 and looks.submit(query.progress).result() > waiting[0]
 
 
 @pytest.mark.fault("a task of an earlier query that has not ended when the next one begins at the same port")

@@ -62,7 +62,7 @@ class Wait(Enum):
     FLUSH_OF_GONE = _Row("partition that goes", "its flush", 2.0, Then.GOES_ON)
     TOKEN = _Row("frames", "the token of a connection", 10.0, Then.CLOSES)
     DESCRIPTORS = _Row("frames", "a descriptor or thread for a connection", 60.0, Then.ANEW)
-    JOB = _Row("rebuild", "progress of Spark's job: rows that are read or sent, a task that ends", 300.0, Then.ENDS)
+    JOB = _Row("rebuild", "progress of Spark's job: its plan, read or sent rows, a task that ends", 300.0, Then.ENDS)
     """Longer than Spark's own wait for records, two minutes, whose end has a reason."""
     COMMANDS = _Row("messages after a start", "commands written meanwhile (`start.read_commands`)", 30.0, Then.GOES_ON)
     COMMANDS_STILL = _Row("messages after a start", "the next record of any other partition", 5.0, Then.GOES_ON)
