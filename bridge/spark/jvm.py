@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark import SparkConf
 
 NICE: Final = 10
-"""The JVM's niceness: on busy processors, delivery, the plain reader and brokers precede its start and compiler."""
+"""The niceness of a bridge's JVM: on busy processors, delivery, the plain reader and brokers precede its start and
+compiler. That of a rebuild has the niceness of its command."""
 FOREIGN: Final = re.compile(r"_?(SPARK|PYSPARK|HADOOP|HDFS|HIVE|MAPRED|YARN)_\w*")
 """Variables with the installation, configuration and arguments of Spark and Hadoop."""
 OF_YARN: Final = re.compile(r"(HADOOP|HDFS|YARN)_\w*")
@@ -65,8 +66,8 @@ def launched(conf: SparkConf) -> Any:
     """PySpark's gateway to a new JVM. Raises EnvironmentFailure with the JVM's own reason.
 
     The JVM gets a separate Linux session: without control groups the kernel distributes processors by session
-    (`sched_autogroup_enabled`), and niceness only counts within a session. The JVM ends with the pipe to its standard
-    input.
+    (`sched_autogroup_enabled`), and niceness only counts within a session. So the session gets the niceness of this
+    thread. The JVM ends with the pipe to its standard input.
     """
     from pyspark.java_gateway import launch_gateway
 
@@ -79,7 +80,8 @@ def launched(conf: SparkConf) -> Any:
         raise _not_started(output.last(), error) from error
     output.close()
     with suppress(OSError):
-        Path(f"/proc/{gateway.proc.pid}/autogroup").write_text(f"{NICE}")
+        niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        Path(f"/proc/{gateway.proc.pid}/autogroup").write_text(f"{niceness}")
     return gateway
 
 

@@ -28,6 +28,7 @@ from bridge.http.protection import Protection
 from bridge.settings.model import Settings
 from bridge.telemetry.health import Health, Phase
 from bridge.telemetry.metrics import Metrics
+from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.paths import ROOT
 from tests.system.secure import Authority
@@ -48,9 +49,9 @@ def listener(
 def ask(port: int, path: str, context: ssl.SSLContext | None = None, token: str | None = None) -> tuple[int, str]:
     """Status and body."""
     if context is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=scaled(10))
     else:
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=scaled(10), context=context)
     try:
         connection.request("GET", path, headers={} if token is None else {"Authorization": f"Bearer {token}"})
         response = connection.getresponse()
